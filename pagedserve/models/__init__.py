@@ -1,0 +1,1 @@
+"""What a model is and where its files are. Read by both planes; never imports numba."""
