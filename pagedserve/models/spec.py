@@ -23,6 +23,30 @@ class TensorType(Enum):
     Q4_0 = (32, 18)  # f16 d, 16 bytes: low nibbles are weights 0-15, high nibbles 16-31; w = d (q - 8)
     Q4_1 = (32, 20)  # f16 d, f16 m, 16 bytes of nibbles as above; w = d q + m
     Q8_0 = (32, 34)  # f16 d, 32 int8; w = d q
+    # The rest of GGUF's formats that the `gguf` package can dequantise; requantised to Q8_0 when they are packed.
+    Q5_0 = (32, 22)
+    Q5_1 = (32, 24)
+    Q2_K = (256, 84)
+    Q3_K = (256, 110)
+    Q4_K = (256, 144)
+    Q5_K = (256, 176)
+    Q6_K = (256, 210)
+    IQ4_NL = (32, 18, "iq4_nl")
+    IQ4_XS = (256, 136)
+
+    @property
+    def block_size(self) -> int:
+        """Weights in a block; a row is a whole number of blocks."""
+        return int(self.value[0])
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return int(self.value[1])
+
+    def num_bytes(self, num_weights: int) -> int:
+        """Bytes of `num_weights` weights, a multiple of block_size."""
+        return num_weights // self.block_size * self.block_bytes
 
 
 @dataclass(frozen=True)
@@ -86,12 +110,25 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class RawTensor:
-    """A tensor as its file stores it. `data` is uint8, a view of the mapped file; row-major [*shape]."""
+    """A tensor as its file stores it. `data` is flat uint8, row-major over `shape`; a view of the mapped file, except
+    where a family has to transpose."""
 
     name: str
     shape: tuple[int, ...]  # [n_out, n_in] for a linear layer, outputs first whatever the file's order
     type: TensorType
     data: npt.NDArray[np.uint8] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """What the model's makers set for generation; a request overrides each. None: they say nothing."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
 
 
 class Checkpoint(Protocol):
@@ -104,6 +141,7 @@ class Checkpoint(Protocol):
     """
 
     spec: ModelSpec
+    generation: GenerationDefaults
 
     def names(self) -> frozenset[str]:
         """The canonical names present."""
