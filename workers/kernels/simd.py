@@ -1,0 +1,495 @@
+"""SIMD for kernels: a thin layer over the LLVM builder, so that the body of an intrinsic reads like NumPy.
+
+All arithmetic is on logical vectors of 16 lanes; LLVM splits them on narrower machines. AVX-512, AVX2 and generic code
+thus do the same operations in the same order. Only `dot_u8s8` differs by instruction set: integers, exact in all.
+It never decides anything about a model, and knows no array: memory is an int64 address.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+
+LANES = 16
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+VOID_PTR = ir.IntType(8).as_pointer()
+
+
+def target_features() -> frozenset[str]:
+    """What Numba compiles for in this process: "x86_64" or "aarch64", and instruction sets as LLVM names them."""
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return frozenset({name[1:] for name in features.split(",") if name.startswith("+")} | {triple.split("-")[0]})
+
+
+def isa_name() -> str:
+    """What this process compiles for: "avx512" (with VNNI), "avx2" (with FMA and F16C) or "generic"."""
+    features = target_features()
+    if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni"} <= features:
+        return "avx512"
+    if {"avx2", "fma", "f16c"} <= features:
+        return "avx2"
+    return "generic"
+
+
+def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:
+    """The LLVM type of `lanes` elements."""
+    return ir.VectorType(element, lanes)
+
+
+class Value:
+    """An LLVM scalar or vector with Python's operators: + - * / on floats; + - * & | ^ << >> on integers.
+
+    `>>` is logical. Python numbers become constants of the other operand's type, in every lane. Comparisons give masks
+    for `Simd.select`; integers compare signed. `a * b + c` rounds twice: `Simd.fma` rounds once.
+    """
+
+    def __init__(self, simd: Simd, value: Any) -> None:
+        self.simd = simd
+        self.llvm = value
+
+    @property
+    def type(self) -> ir.Type:
+        """The LLVM type."""
+        return self.llvm.type
+
+    def _binary(self, other: Value | int | float, float_op: str | None, int_op: str | None, swap: bool = False) -> Value:
+        left, right = self.llvm, self.simd.like(self, other).llvm
+        if swap:
+            left, right = right, left
+        op = float_op if _is_float(self.type) else int_op
+        if op is None:
+            raise TypeError(f"no such operation on {self.type}")
+        return Value(self.simd, getattr(self.simd.builder, op)(left, right))
+
+    def __add__(self, other: Value | int | float) -> Value:
+        return self._binary(other, "fadd", "add")
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Value | int | float) -> Value:
+        return self._binary(other, "fsub", "sub")
+
+    def __rsub__(self, other: Value | int | float) -> Value:
+        return self._binary(other, "fsub", "sub", swap=True)
+
+    def __mul__(self, other: Value | int | float) -> Value:
+        return self._binary(other, "fmul", "mul")
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Value | int | float) -> Value:
+        return self._binary(other, "fdiv", None)
+
+    def __rtruediv__(self, other: Value | int | float) -> Value:
+        return self._binary(other, "fdiv", None, swap=True)
+
+    def __and__(self, other: Value | int) -> Value:
+        return self._binary(other, None, "and_")
+
+    def __or__(self, other: Value | int) -> Value:
+        return self._binary(other, None, "or_")
+
+    def __xor__(self, other: Value | int) -> Value:
+        return self._binary(other, None, "xor")
+
+    def __lshift__(self, other: Value | int) -> Value:
+        return self._binary(other, None, "shl")
+
+    def __rshift__(self, other: Value | int) -> Value:
+        return self._binary(other, None, "lshr")
+
+    def _compare(self, op: str, other: Value | int | float) -> Value:
+        builder, right = self.simd.builder, self.simd.like(self, other).llvm
+        if _is_float(self.type):
+            return Value(self.simd, builder.fcmp_ordered(op, self.llvm, right))
+        return Value(self.simd, builder.icmp_signed(op, self.llvm, right))
+
+    def __lt__(self, other: Value | int | float) -> Value:
+        return self._compare("<", other)
+
+    def __le__(self, other: Value | int | float) -> Value:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: Value | int | float) -> Value:
+        return self._compare(">", other)
+
+    def __ge__(self, other: Value | int | float) -> Value:
+        return self._compare(">=", other)
+
+    def equals(self, other: Value | int | float) -> Value:
+        """Mask of equal lanes (== is left to Python)."""
+        return self._compare("==", other)
+
+
+class Simd:
+    """Emits vector code at the builder's position. Addresses are int64 Values or LLVM values, offsets are in bytes."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self.builder = builder
+        self.isa = isa_name()
+        self._features = target_features()
+
+    # ---- values -------------------------------------------------------------------------------------------------
+
+    def wrap(self, value: Any) -> Value:
+        """An LLVM value (or a Value, unchanged) as a Value."""
+        return value if isinstance(value, Value) else Value(self, value)
+
+    def constant(self, type_: ir.Type, number: int | float) -> Value:
+        """A number as a constant of `type_`, the same in every lane."""
+        if isinstance(type_, ir.VectorType):
+            return Value(self, ir.Constant(type_, [ir.Constant(type_.element, number)] * type_.count))
+        return Value(self, ir.Constant(type_, number))
+
+    def like(self, pattern: Value, other: Any) -> Value:
+        """`other` as an operand for `pattern`: numbers become constants, scalars are broadcast to its lanes."""
+        if isinstance(other, (int, float)):
+            return self.constant(pattern.type, other)
+        value = self.wrap(other)
+        if isinstance(pattern.type, ir.VectorType) and not isinstance(value.type, ir.VectorType):
+            return self.splat(value, pattern.type.count)
+        return value
+
+    def f32(self, number: float) -> Value:
+        """16 lanes of one float32 constant."""
+        return self.constant(vector(F32), float(number))
+
+    def i32(self, number: int) -> Value:
+        """16 lanes of one int32 constant."""
+        return self.constant(vector(I32), number)
+
+    def i64(self, number: int) -> Value:
+        """A scalar int64 constant."""
+        return self.constant(I64, number)
+
+    def splat(self, scalar: Any, lanes: int = LANES) -> Value:
+        """A scalar in every lane."""
+        scalar = self.wrap(scalar)
+        undefined = ir.Constant(vector(scalar.type, lanes), ir.Undefined)
+        one = self.builder.insert_element(undefined, scalar.llvm, ir.Constant(I32, 0))
+        mask = ir.Constant(vector(I32, lanes), [0] * lanes)
+        return Value(self, self.builder.shuffle_vector(one, undefined, mask))
+
+    def lane(self, v: Value, index: int) -> Value:
+        """One lane as a scalar."""
+        return Value(self, self.builder.extract_element(v.llvm, ir.Constant(I32, index)))
+
+    def shuffle(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
+        """Lanes chosen from a (0…) and b (len(a)…)."""
+        mask = ir.Constant(vector(I32, len(lanes)), list(lanes))
+        return Value(self, self.builder.shuffle_vector(a.llvm, b.llvm, mask))
+
+    def bitcast(self, v: Value, type_: ir.Type) -> Value:
+        """The same bits as another type of the same size."""
+        return Value(self, self.builder.bitcast(v.llvm, type_))
+
+    def lane_numbers(self) -> Value:
+        """int32 0, 1, … 15."""
+        return Value(self, ir.Constant(vector(I32), list(range(LANES))))
+
+    # ---- memory -------------------------------------------------------------------------------------------------
+
+    def pointer(self, address: Any, type_: ir.Type, offset: int = 0) -> Any:
+        """An LLVM pointer to `type_` at address + offset."""
+        address = self.wrap(address)
+        base = self.builder.inttoptr(address.llvm, VOID_PTR)
+        if offset:
+            base = self.builder.gep(base, [ir.Constant(I64, offset)])
+        return self.builder.bitcast(base, type_.as_pointer())
+
+    def load(self, address: Any, type_: ir.Type, offset: int = 0) -> Value:
+        """A value of any LLVM type from any address (no alignment needed)."""
+        loaded = self.builder.load(self.pointer(address, type_, offset), align=1)
+        return Value(self, loaded)
+
+    def store(self, address: Any, v: Value, offset: int = 0) -> None:
+        """Write a value of any LLVM type to any address."""
+        self.builder.store(v.llvm, self.pointer(address, v.type, offset), align=1)
+
+    def load_f32(self, address: Any, offset: int = 0) -> Value:
+        """16 float32."""
+        return self.load(address, vector(F32), offset)
+
+    def load_f16(self, address: Any, offset: int = 0) -> Value:
+        """16 float16 as float32 (exact)."""
+        return self.f16_to_f32(self.load(address, vector(I16), offset))
+
+    def load_bf16(self, address: Any, offset: int = 0) -> Value:
+        """16 bfloat16 as float32 (exact)."""
+        bits = self.extend(self.load(address, vector(I16), offset), vector(I32)) << 16
+        return self.bitcast(bits, vector(F32))
+
+    def load_splat_f32(self, address: Any, offset: int = 0) -> Value:
+        """One float32 in every lane."""
+        return self.splat(self.load(address, F32, offset))
+
+    def load_splat_i32(self, address: Any, offset: int = 0) -> Value:
+        """One int32 in every lane."""
+        return self.splat(self.load(address, I32, offset))
+
+    def store_f16(self, address: Any, v: Value, offset: int = 0) -> None:
+        """Round 16 float32 to float16 (nearest, ties to even) and write them."""
+        self.store(address, self.f32_to_f16(v), offset)
+
+    def prefetch(self, address: Any, offset: int = 0, locality: int = 3) -> None:
+        """Ask for the cache line at an address (never faults). Locality 3: into L1; 2: L2; 0: used once."""
+        pointer = self.pointer(address, I8, offset)
+        function_type = ir.FunctionType(ir.VoidType(), [VOID_PTR, I32, I32, I32])
+        function = cgutils.get_or_insert_function(self.builder.module, function_type, "llvm.prefetch.p0")
+        self.builder.call(function, [pointer, *(ir.Constant(I32, n) for n in (0, locality, 1))])
+
+    # ---- conversions --------------------------------------------------------------------------------------------
+
+    def extend(self, v: Value, type_: ir.Type, *, signed: bool = False) -> Value:
+        """Integers to wider integers, lane by lane."""
+        return Value(self, (self.builder.sext if signed else self.builder.zext)(v.llvm, type_))
+
+    def truncate(self, v: Value, type_: ir.Type) -> Value:
+        """Integers to narrower integers, lane by lane."""
+        return Value(self, self.builder.trunc(v.llvm, type_))
+
+    def to_f32(self, v: Value) -> Value:
+        """Signed integers to float32 (exact below 2^24)."""
+        return Value(self, self.builder.sitofp(v.llvm, _with_element(v.type, F32)))
+
+    def round_to_i32(self, v: Value) -> Value:
+        """float32 to the nearest int32, ties to even; right for |v| < 2^22."""
+        magic = 12582912.0  # 1.5 * 2^23: the sum has no room for a fraction, and its low bits are the integer
+        return self.bitcast(v + magic, _with_element(v.type, I32)) - 0x4B400000
+
+    def f16_to_f32(self, bits: Value) -> Value:
+        """The bits of float16 (an int16 vector) to float32, exactly."""
+        if "f16c" in self._features or "avx512f" in self._features:
+            half = self.builder.bitcast(bits.llvm, _with_element(bits.type, F16))
+            return Value(self, self.builder.fpext(half, _with_element(bits.type, F32)))
+        wide = self.extend(bits, _with_element(bits.type, I32))
+        magnitude = (wide & 0x7FFF) << 13
+        value = self.bitcast(magnitude, _with_element(bits.type, F32)) * 2.0**112
+        special = self.bitcast(value, magnitude.type) | 0x7F800000
+        finite = self.bitcast(value, magnitude.type)
+        magnitude = self.select(magnitude < (0x7C00 << 13), finite, special)
+        return self.bitcast(magnitude | ((wide & 0x8000) << 16), _with_element(bits.type, F32))
+
+    def f32_to_f16(self, v: Value) -> Value:
+        """float32 to the bits of float16 (an int16 vector), nearest, ties to even; too large becomes infinite."""
+        if "f16c" in self._features or "avx512f" in self._features:
+            half = self.builder.fptrunc(v.llvm, _with_element(v.type, F16))
+            return Value(self, self.builder.bitcast(half, _with_element(v.type, I16)))
+        bits = self.bitcast(v, _with_element(v.type, I32))
+        magnitude = bits & 0x7FFFFFFF
+        normal = (magnitude + (((magnitude >> 13) & 1) + (((15 - 127) << 23) + 0xFFF))) >> 13
+        half_of_smallest = 0.5  # its unit in the last place is 2^-24, the smallest float16
+        subnormal = self.bitcast(self.bitcast(magnitude, v.type) + half_of_smallest, bits.type) - 0x3F000000
+        result = self.select(magnitude < (113 << 23), subnormal, normal)
+        result = self.select(magnitude < ((127 + 16) << 23), result, self.constant(bits.type, 0x7C00))
+        result = self.select(magnitude > 0x7F800000, ((magnitude >> 13) & 0x3FF) | 0x7E00, result)
+        return self.truncate(result | ((bits >> 16) & 0x8000), _with_element(v.type, I16))
+
+    # ---- arithmetic ---------------------------------------------------------------------------------------------
+
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        """a * b + c, rounded once where the machine has FMA (x86 without it: rounded twice)."""
+        b, c = self.like(a, b), self.like(a, c)
+        if "x86_64" in self._features and "fma" not in self._features:
+            return a * b + c
+        return self._call(f"llvm.fma.{_suffix(a.type)}", a.type, a, b, c)
+
+    def sqrt(self, v: Value) -> Value:
+        """Square root, correctly rounded."""
+        return self._call(f"llvm.sqrt.{_suffix(v.type)}", v.type, v)
+
+    def abs(self, v: Value) -> Value:
+        """Absolute value of floats."""
+        return self._call(f"llvm.fabs.{_suffix(v.type)}", v.type, v)
+
+    def select(self, mask: Value, a: Value, b: Value) -> Value:
+        """a where the mask is set, else b (b's NaNs never leak where the mask is set)."""
+        return Value(self, self.builder.select(mask.llvm, a.llvm, b.llvm))
+
+    def max(self, a: Value, b: Value) -> Value:
+        """Lane by lane; b where either is NaN."""
+        b = self.like(a, b)
+        return self.select(a > b, a, b)
+
+    def min(self, a: Value, b: Value) -> Value:
+        """Lane by lane; b where either is NaN."""
+        b = self.like(a, b)
+        return self.select(a < b, a, b)
+
+    def exp(self, v: Value) -> Value:
+        """e^v to about 1 unit in the last place; 0 below -87.3 (and at -inf), clamped above 88.3; NaN gives a number.
+
+        Cephes' expf: v = n ln 2 + r with |r| <= ln 2 / 2, then a polynomial of degree 6 and 2^n by its exponent bits.
+        """
+        low, high = -87.33654, 88.3762626647949
+        x = self.min(self.max(v, self.like(v, low)), self.like(v, high))
+        n = self.fma(x, self.like(v, math.log2(math.e)), self.like(v, 12582912.0))
+        exponent = self.bitcast(n, _with_element(v.type, I32)) - 0x4B400000
+        n = n - 12582912.0
+        r = self.fma(n, self.like(v, -0.693359375), x)
+        r = self.fma(n, self.like(v, 2.12194440e-4), r)
+        p = self.like(v, 1.9875691500e-4)
+        for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+            p = self.fma(p, r, self.like(v, c))
+        p = self.fma(p, r * r, r) + 1.0
+        scale = self.bitcast((exponent + 127) << 23, v.type)
+        return self.select(v < low, self.like(v, 0.0), p * scale)
+
+    def sum(self, v: Value) -> Value:
+        """Sum of all lanes as a scalar, in a fixed order: halves are added until one lane is left."""
+        return self._reduce(v, lambda a, b: a + b)
+
+    def maximum(self, v: Value) -> Value:
+        """The largest lane as a scalar."""
+        return self._reduce(v, self.max)
+
+    def _reduce(self, v: Value, combine: Callable[[Value, Value], Value]) -> Value:
+        lanes = v.type.count
+        while lanes > 1:
+            lanes //= 2
+            v = combine(self.shuffle(v, v, range(lanes)), self.shuffle(v, v, range(lanes, 2 * lanes)))
+        return self.lane(v, 0)
+
+    def dot_u8s8(self, acc: Value, u: Value, s: Value, *, small: bool = True) -> Value:
+        """acc[i] + sum over j of u[4i+j] * s[4i+j]: acc int32 [16], u unsigned and s signed bytes [64]; exact.
+
+        `small` promises u <= 127, which AVX2 without VNNI needs to be exact.
+        """
+        if self.isa == "avx512":
+            as_i32 = [self.bitcast(v, vector(I32)) for v in (u, s)]
+            return self._call("llvm.x86.avx512.vpdpbusd.512", vector(I32), acc, *as_i32)
+        if "avxvnni" in self._features:
+            return self._by_halves(
+                lambda a, b, c: self._call(
+                    "llvm.x86.avx512.vpdpbusd.256", vector(I32, 8), a, *(self.bitcast(v, vector(I32, 8)) for v in (b, c))
+                ),
+                acc, u, s,
+            )
+        if self.isa == "avx2" and small:
+            return self._by_halves(self._dot_u7s8_avx2, acc, u, s)
+        pairs = vector(I16, 32)
+        u16, s16 = self.bitcast(u, pairs), self.bitcast(s, pairs)
+        even = self._multiply_add_pairs(u16 & 0xFF, self._arithmetic_shift(s16 << 8, 8))
+        odd = self._multiply_add_pairs(u16 >> 8, self._arithmetic_shift(s16, 8))
+        return acc + even + odd
+
+    @property
+    def has_vnni(self) -> bool:
+        """Whether dot_u8s8 is one instruction, exact for every u."""
+        return self.isa == "avx512" or "avxvnni" in self._features
+
+    def _dot_u7s8_avx2(self, acc: Value, u: Value, s: Value) -> Value:
+        pairs = self._call("llvm.x86.avx2.pmadd.ub.sw", vector(I16, 16), u, s)
+        ones = self.constant(vector(I16, 16), 1)
+        return acc + self._call("llvm.x86.avx2.pmadd.wd", vector(I32, 8), pairs, ones)
+
+    def _by_halves(self, operation: Callable[..., Value], *vectors: Value) -> Value:
+        halves = []
+        for half in (0, 1):
+            count = [v.type.count // 2 for v in vectors]
+            halves.append(
+                operation(*(self.shuffle(v, v, range(half * n, half * n + n)) for v, n in zip(vectors, count, strict=True)))
+            )
+        return self.shuffle(halves[0], halves[1], range(2 * halves[0].type.count))
+
+    def _arithmetic_shift(self, v: Value, bits: int) -> Value:
+        return Value(self, self.builder.ashr(v.llvm, self.like(v, bits).llvm))
+
+    def _multiply_add_pairs(self, a: Value, b: Value) -> Value:
+        """int16 [2n] times int16 [2n], neighbours added: int32 [n] (LLVM makes one pmaddwd of it on x86)."""
+        n = a.type.count
+        product = self.extend(a, vector(I32, n), signed=True) * self.extend(b, vector(I32, n), signed=True)
+        return self.shuffle(product, product, range(0, n, 2)) + self.shuffle(product, product, range(1, n, 2))
+
+    # ---- control ------------------------------------------------------------------------------------------------
+
+    def loop(
+        self, begin: Any, end: Any, step: int, carried: Sequence[Value], body: Callable[[Value, list[Value]], Sequence[Value]]
+    ) -> list[Value]:
+        """for i in range(begin, end, step): carried = body(i, carried); the carried values stay in registers.
+
+        begin and end are int64. Returns the carried values after the loop (as given when it runs zero times).
+        """
+        builder = self.builder
+        begin, end = self.like(self.i64(0), begin), self.like(self.i64(0), end)
+        before = builder.block
+        head = builder.append_basic_block("loop.head")
+        inside = builder.append_basic_block("loop.body")
+        after = builder.append_basic_block("loop.end")
+        builder.branch(head)
+        builder.position_at_end(head)
+        i = builder.phi(I64)
+        i.add_incoming(begin.llvm, before)
+        phis = [builder.phi(v.type) for v in carried]
+        for phi, v in zip(phis, carried, strict=True):
+            phi.add_incoming(v.llvm, before)
+        builder.cbranch(builder.icmp_signed("<", i, end.llvm), inside, after)
+        builder.position_at_end(inside)
+        results = list(body(Value(self, i), [Value(self, phi) for phi in phis]))
+        advanced = builder.add(i, ir.Constant(I64, step))
+        i.add_incoming(advanced, builder.block)
+        for phi, v in zip(phis, results, strict=True):
+            phi.add_incoming(v.llvm, builder.block)
+        builder.branch(head)
+        builder.position_at_end(after)
+        return [Value(self, phi) for phi in phis]
+
+    # ---- other processes ----------------------------------------------------------------------------------------
+
+    def atomic_add_i32(self, address: Any, amount: Any) -> Value:
+        """Add to an int32 in shared memory; the value before."""
+        amount = self.like(self.constant(I32, 0), amount)
+        pointer = self.pointer(address, I32)
+        return Value(self, self.builder.atomic_rmw("add", pointer, amount.llvm, "seq_cst"))
+
+    def load_acquire_i32(self, address: Any) -> Value:
+        """Read an int32 that another process writes; nothing after it moves before it."""
+        return Value(self, self.builder.load_atomic(self.pointer(address, I32), "acquire", 4))
+
+    def store_release_i32(self, address: Any, v: Any) -> None:
+        """Write an int32 that another process reads; nothing before it moves after it."""
+        v = self.like(self.constant(I32, 0), v)
+        self.builder.store_atomic(v.llvm, self.pointer(address, I32), "release", 4)
+
+    def pause(self) -> None:
+        """Tell the core that this is a spin loop (nothing on machines other than x86)."""
+        if "x86_64" in self._features:
+            self._call_void("llvm.x86.sse2.pause")
+
+    def sched_yield(self) -> None:
+        """Let another process run on this core."""
+        function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(I32, []), "sched_yield")
+        self.builder.call(function, [])
+
+    # ---- LLVM ---------------------------------------------------------------------------------------------------
+
+    def _call(self, name: str, result: ir.Type, *arguments: Value) -> Value:
+        function_type = ir.FunctionType(result, [v.type for v in arguments])
+        function = cgutils.get_or_insert_function(self.builder.module, function_type, name)
+        return Value(self, self.builder.call(function, [v.llvm for v in arguments]))
+
+    def _call_void(self, name: str) -> None:
+        function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(ir.VoidType(), []), name)
+        self.builder.call(function, [])
+
+
+def _is_float(type_: ir.Type) -> bool:
+    element = type_.element if isinstance(type_, ir.VectorType) else type_
+    return isinstance(element, (ir.HalfType, ir.FloatType, ir.DoubleType))
+
+
+def _with_element(type_: ir.Type, element: ir.Type) -> ir.Type:
+    return ir.VectorType(element, type_.count) if isinstance(type_, ir.VectorType) else element
+
+
+def _suffix(type_: ir.Type) -> str:
+    element = type_.element if isinstance(type_, ir.VectorType) else type_
+    name = {"half": "f16", "float": "f32", "double": "f64"}[str(element)]
+    return f"v{type_.count}{name}" if isinstance(type_, ir.VectorType) else name

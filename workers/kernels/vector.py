@@ -1,0 +1,363 @@
+"""The operations of simd.py as Numba functions and types, for kernels written as plain @njit code.
+
+`F32x16`, `I32x16` and `Mask16` are values in registers: `y = fma(x, scale, y)`, `store_f32(out, y * 2)`.
+Register tiles, whose size is a constant, are better written as one intrinsic with simd.py itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+from numba.core.typing import signature
+from numba.core.typing.templates import AbstractTemplate, infer_global
+from numba.extending import intrinsic, lower_builtin, models, register_model
+
+from workers.kernels import simd as s
+from workers.kernels.simd import Simd, Value
+
+
+class VectorType(types.Type):
+    """16 lanes of one element type, as a Numba type."""
+
+    def __init__(self, name: str, element: Any) -> None:
+        self.element = element
+        super().__init__(name=name)
+
+
+@register_model(VectorType)
+class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, type_: VectorType) -> None:
+        super().__init__(manager, type_, s.vector(type_.element))
+
+
+F32x16 = VectorType("F32x16", s.F32)
+I32x16 = VectorType("I32x16", s.I32)
+Mask16 = VectorType("Mask16", s.I1)
+
+
+def _operand(context: Any, builder: Any, simd: Simd, type_: Any, wanted: VectorType, value: Any) -> Value:
+    """A vector as it is; a number converted to the vector's element type and broadcast."""
+    if isinstance(type_, VectorType):
+        return simd.wrap(value)
+    element = types.float32 if wanted is F32x16 else types.int32
+    return simd.splat(context.cast(builder, value, type_, element))
+
+
+def _operator(function: Callable[..., Any], pairs: dict[VectorType, VectorType]) -> None:
+    """Define `function` on two vectors, or a vector and a number; `pairs` maps operand type to result type."""
+
+    class Template(AbstractTemplate):  # type: ignore[misc]
+        def generic(self, args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
+            vectors = [a for a in args if isinstance(a, VectorType)]
+            if kws or len(args) != 2 or not vectors or vectors[0] not in pairs:
+                return None
+            if any(a != vectors[0] and not isinstance(a, types.Number) for a in args):
+                return None
+            return signature(pairs[vectors[0]], *args)
+
+    infer_global(function)(Template)
+
+    def lower(context: Any, builder: Any, sig: Any, args: tuple[Any, ...]) -> Any:
+        simd = Simd(builder)
+        wanted = next(a for a in sig.args if isinstance(a, VectorType))
+        left, right = (
+            _operand(context, builder, simd, type_, wanted, value) for type_, value in zip(sig.args, args, strict=True)
+        )
+        result = left.equals(right) if function is operator.eq else function(left, right)
+        return result.llvm
+
+    for operands in ((VectorType, VectorType), (VectorType, types.Number), (types.Number, VectorType)):
+        lower_builtin(function, *operands)(lower)
+
+
+for _function in (operator.add, operator.sub, operator.mul):
+    _operator(_function, {F32x16: F32x16, I32x16: I32x16})
+_operator(operator.truediv, {F32x16: F32x16})
+for _function in (operator.lshift, operator.rshift):
+    _operator(_function, {I32x16: I32x16})
+for _function in (operator.and_, operator.or_, operator.xor):
+    _operator(_function, {I32x16: I32x16, Mask16: Mask16})
+for _function in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq):
+    _operator(_function, {F32x16: Mask16, I32x16: Mask16})
+
+
+def _emits(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Turn `emit(simd, *values)` into a function for @njit code. Arguments are converted to these Numba types."""
+
+    def decorate(emit: Callable[..., Any]) -> Any:
+        def define(typing_context: Any, *given: Any) -> Any:
+            if len(given) != len(arguments):
+                return None
+            wanted = [a if isinstance(a, VectorType) or not isinstance(g, VectorType) else None
+                      for a, g in zip(arguments, given, strict=True)]
+            if None in wanted:
+                return None
+
+            def generate(context: Any, builder: Any, sig: Any, args: tuple[Any, ...]) -> Any:
+                simd = Simd(builder)
+                values = []
+                for given_type, wanted_type, value in zip(sig.args, arguments, args, strict=True):
+                    if isinstance(wanted_type, VectorType):
+                        values.append(_operand(context, builder, simd, given_type, wanted_type, value))
+                    else:
+                        values.append(simd.wrap(context.cast(builder, value, given_type, wanted_type)))
+                emitted = emit(simd, *values)
+                return context.get_dummy_value() if emitted is None else emitted.llvm
+
+            return signature(result, *given), generate
+
+        define.__name__ = define.__qualname__ = emit.__name__
+        define.__doc__ = emit.__doc__
+        define.__module__ = emit.__module__
+        define.__signature__ = inspect.signature(emit)  # type: ignore[attr-defined]
+        return intrinsic(define)
+
+    return decorate
+
+
+_address = types.int64
+
+
+@_emits(F32x16, types.float32)
+def splat_f32(simd: Simd, number: Value) -> Value:
+    """A float in every lane."""
+    return simd.splat(number)
+
+
+@_emits(I32x16, types.int32)
+def splat_i32(simd: Simd, number: Value) -> Value:
+    """An int32 in every lane."""
+    return simd.splat(number)
+
+
+@_emits(I32x16)
+def lane_numbers(simd: Simd) -> Value:
+    """0, 1, … 15."""
+    return simd.lane_numbers()
+
+
+@_emits(F32x16, _address)
+def load_f32(simd: Simd, address: Value) -> Value:
+    """16 float32 from memory."""
+    return simd.load_f32(address)
+
+
+@_emits(F32x16, _address)
+def load_f16(simd: Simd, address: Value) -> Value:
+    """16 float16 from memory, as float32."""
+    return simd.load_f16(address)
+
+
+@_emits(F32x16, _address)
+def load_bf16(simd: Simd, address: Value) -> Value:
+    """16 bfloat16 from memory, as float32."""
+    return simd.load_bf16(address)
+
+
+@_emits(I32x16, _address)
+def load_i32(simd: Simd, address: Value) -> Value:
+    """16 int32 from memory."""
+    return simd.load(address, s.vector(s.I32))
+
+
+@_emits(I32x16, _address)
+def load_i8(simd: Simd, address: Value) -> Value:
+    """16 int8 from memory, as int32."""
+    return simd.extend(simd.load(address, s.vector(s.I8)), s.vector(s.I32), signed=True)
+
+
+@_emits(I32x16, _address)
+def load_u8(simd: Simd, address: Value) -> Value:
+    """16 uint8 from memory, as int32."""
+    return simd.extend(simd.load(address, s.vector(s.I8)), s.vector(s.I32))
+
+
+@_emits(types.void, _address, F32x16)
+def store_f32(simd: Simd, address: Value, v: Value) -> None:
+    """Write 16 float32."""
+    simd.store(address, v)
+
+
+@_emits(types.void, _address, F32x16)
+def store_f16(simd: Simd, address: Value, v: Value) -> None:
+    """Round to float16 (nearest even) and write 16 of them."""
+    simd.store_f16(address, v)
+
+
+@_emits(types.void, _address, I32x16)
+def store_i32(simd: Simd, address: Value, v: Value) -> None:
+    """Write 16 int32."""
+    simd.store(address, v)
+
+
+@_emits(types.void, _address, I32x16)
+def store_i8(simd: Simd, address: Value, v: Value) -> None:
+    """Write the low bytes of 16 int32."""
+    simd.store(address, simd.truncate(v, s.vector(s.I8)))
+
+
+@_emits(types.float32, _address)
+def read_f32(simd: Simd, address: Value) -> Value:
+    """One float32 from memory."""
+    return simd.load(address, s.F32)
+
+
+@_emits(types.void, _address, types.float32)
+def write_f32(simd: Simd, address: Value, number: Value) -> None:
+    """One float32 to memory."""
+    simd.store(address, number)
+
+
+@_emits(types.int32, _address)
+def read_i32(simd: Simd, address: Value) -> Value:
+    """One int32 from memory."""
+    return simd.load(address, s.I32)
+
+
+@_emits(types.void, _address, types.int32)
+def write_i32(simd: Simd, address: Value, number: Value) -> None:
+    """One int32 to memory."""
+    simd.store(address, number)
+
+
+@_emits(types.int64, _address)
+def read_i64(simd: Simd, address: Value) -> Value:
+    """One int64 from memory."""
+    return simd.load(address, s.I64)
+
+
+@_emits(types.void, _address, types.int64)
+def write_i64(simd: Simd, address: Value, number: Value) -> None:
+    """One int64 to memory."""
+    simd.store(address, number)
+
+
+@_emits(types.float32, _address)
+def read_f16(simd: Simd, address: Value) -> Value:
+    """One float16 from memory, as float32."""
+    bits = simd.splat(simd.load(address, s.I16), 8)
+    return simd.lane(simd.f16_to_f32(bits), 0)
+
+
+@_emits(F32x16, F32x16, F32x16, F32x16)
+def fma(simd: Simd, a: Value, b: Value, c: Value) -> Value:
+    """a * b + c, rounded once."""
+    return simd.fma(a, b, c)
+
+
+@_emits(F32x16, F32x16, F32x16)
+def max_f32(simd: Simd, a: Value, b: Value) -> Value:
+    """The larger of each lane; b where either is NaN."""
+    return simd.max(a, b)
+
+
+@_emits(F32x16, F32x16, F32x16)
+def min_f32(simd: Simd, a: Value, b: Value) -> Value:
+    """The smaller of each lane; b where either is NaN."""
+    return simd.min(a, b)
+
+
+@_emits(F32x16, F32x16)
+def abs_f32(simd: Simd, v: Value) -> Value:
+    """Absolute values."""
+    return simd.abs(v)
+
+
+@_emits(F32x16, F32x16)
+def sqrt_f32(simd: Simd, v: Value) -> Value:
+    """Square roots."""
+    return simd.sqrt(v)
+
+
+@_emits(F32x16, F32x16)
+def exp_f32(simd: Simd, v: Value) -> Value:
+    """e^v, deterministic on every machine with FMA (see Simd.exp)."""
+    return simd.exp(v)
+
+
+@_emits(F32x16, Mask16, F32x16, F32x16)
+def select_f32(simd: Simd, mask: Value, a: Value, b: Value) -> Value:
+    """a where the mask is set, else b."""
+    return simd.select(mask, a, b)
+
+
+@_emits(I32x16, Mask16, I32x16, I32x16)
+def select_i32(simd: Simd, mask: Value, a: Value, b: Value) -> Value:
+    """a where the mask is set, else b."""
+    return simd.select(mask, a, b)
+
+
+@_emits(types.float32, F32x16)
+def sum_f32(simd: Simd, v: Value) -> Value:
+    """Sum of the lanes, in a fixed order."""
+    return simd.sum(v)
+
+
+@_emits(types.float32, F32x16)
+def maximum_f32(simd: Simd, v: Value) -> Value:
+    """The largest lane."""
+    return simd.maximum(v)
+
+
+@_emits(types.int32, I32x16)
+def sum_i32(simd: Simd, v: Value) -> Value:
+    """Sum of the lanes."""
+    return simd.sum(v)
+
+
+@_emits(F32x16, I32x16)
+def to_f32(simd: Simd, v: Value) -> Value:
+    """int32 to float32."""
+    return simd.to_f32(v)
+
+
+@_emits(I32x16, F32x16)
+def round_to_i32(simd: Simd, v: Value) -> Value:
+    """float32 to the nearest int32, ties to even; right for |v| < 2^22."""
+    return simd.round_to_i32(v)
+
+
+@_emits(types.int32, Mask16)
+def mask_bits(simd: Simd, mask: Value) -> Value:
+    """The mask as an integer, lane i in bit i."""
+    return simd.extend(simd.bitcast(mask, s.I16), s.I32)
+
+
+@_emits(types.void, _address)
+def prefetch(simd: Simd, address: Value) -> None:
+    """Ask for the cache line at an address; never faults."""
+    simd.prefetch(address)
+
+
+@_emits(types.int32, _address, types.int32)
+def atomic_add_i32(simd: Simd, address: Value, amount: Value) -> Value:
+    """Add to an int32 in shared memory; the value before."""
+    return simd.atomic_add_i32(address, amount)
+
+
+@_emits(types.int32, _address)
+def load_acquire_i32(simd: Simd, address: Value) -> Value:
+    """Read an int32 that another process writes; later reads stay after it."""
+    return simd.load_acquire_i32(address)
+
+
+@_emits(types.void, _address, types.int32)
+def store_release_i32(simd: Simd, address: Value, number: Value) -> None:
+    """Write an int32 that another process reads; earlier writes stay before it."""
+    simd.store_release_i32(address, number)
+
+
+@_emits(types.void)
+def pause(simd: Simd) -> None:
+    """In a spin loop: rest the core for a moment."""
+    simd.pause()
+
+
+@_emits(types.void)
+def sched_yield(simd: Simd) -> None:
+    """In a spin loop: let another process run."""
+    simd.sched_yield()
