@@ -65,9 +65,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     http: Annotated[bool, Meta(description="serve the OpenAI-compatible API and the chat page")] = True
     http_host: Annotated[str, Meta(description="address that the API listens on")] = "127.0.0.1"
     http_port: Annotated[int, Meta(ge=0, le=65535, description="port that the API listens on")] = 8000
-    home: Annotated[
-        str, Meta(description="folder of downloaded models; empty: pagedserve in the user's cache folder")
-    ] = ""
+    home: Annotated[str, Meta(description="folder of downloaded models and compiled kernels")] = "~/.cache/pagedserve"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe kind of log line to print")
     ] = "info"
@@ -76,10 +74,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def models_dir(self) -> Path:
         """The folder of downloaded models; it may not exist yet."""
-        if self.home:
-            return Path(self.home).expanduser()
-        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        return Path(cache).expanduser() / "pagedserve"
+        return Path(self.home) / "models"
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -92,7 +87,7 @@ class Key(msgspec.Struct, frozen=True):
     expected: str  # "an integer >= 0", for messages
 
 
-def load(
+def load_config(
     flags: Mapping[str, object] | None = None,
     *,
     file: str | Path | None = None,
@@ -100,7 +95,8 @@ def load(
 ) -> Config:
     """The Config of these flags (None values are unset), this file and this environment (default: the process's).
 
-    ConfigError names the source, the key and what was expected. Every PAGEDSERVE_ variable must be a known key.
+    `home` becomes an absolute path. ConfigError names the source, the key and what was expected. Every PAGEDSERVE_
+    variable must be a known key.
     """
     environ = os.environ if environ is None else environ
     values: dict[str, object] = {}
@@ -117,6 +113,7 @@ def load(
             values[key] = _checked(key, value, f"--{key.replace('_', '-')}", from_text=True)
     if values.get("pool_tokens") and values.get("pool_bytes"):
         raise ConfigError("pool_tokens: expected at most one of pool_tokens and pool_bytes, got both")
+    values["home"] = str(Path(str(values.get("home", Config().home))).expanduser().absolute())
     return Config(**values)  # type: ignore[arg-type]
 
 
