@@ -205,14 +205,15 @@ class Join(Message, tag=True):
     """First message of a worker process. Answer: Setup (at once, or when the preparing worker is Ready) or Failure."""
 
     protocol: int
-    worker_id: int
+    worker_id: int  # -1: any
     pid: int
 
 
 class Setup(Message, tag=True):
     """What a worker needs to map the segments. `prepare`: this one packs the weights and makes the arena, for all."""
 
-    instance: str
+    worker_id: int  # as asked for in Join, or the next free one where that was -1
+    tag: str  # of the segments' names
     prepare: bool
     model_path: str
     compute: str  # auto, f32

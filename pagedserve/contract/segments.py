@@ -24,6 +24,13 @@ def segment_name(tag: str, kind: str) -> str:
     return f"{PREFIX}{tag}-{kind}"
 
 
+class Segment(shared_memory.SharedMemory):
+    """A mapped segment. It stays mapped until the process ends, since arrays may look into it until then."""
+
+    def __del__(self) -> None:
+        pass
+
+
 @contextlib.contextmanager
 def _untracked() -> Iterator[None]:
     """Keep SharedMemory from talking to the resource tracker; the owner of the name unlinks, nobody else."""
@@ -35,7 +42,7 @@ def _untracked() -> Iterator[None]:
         resource_tracker.register, resource_tracker.unregister = register, unregister
 
 
-def create(name: str, num_bytes: int) -> shared_memory.SharedMemory:
+def create(name: str, num_bytes: int) -> Segment:
     """Make a segment of zeros with mode 0600 and all its pages reserved.
 
     SegmentError, naming needed and free bytes, when /dev/shm has too little room: never a SIGBUS later.
@@ -46,7 +53,7 @@ def create(name: str, num_bytes: int) -> shared_memory.SharedMemory:
     if num_bytes > free:
         raise SegmentError(_too_small(name, num_bytes, free))
     with _untracked():
-        segment = shared_memory.SharedMemory(name, create=True, size=num_bytes)
+        segment = Segment(name, create=True, size=num_bytes)
     try:
         os.posix_fallocate(segment._fd, 0, num_bytes)  # type: ignore[attr-defined]
     except OSError:
@@ -56,11 +63,11 @@ def create(name: str, num_bytes: int) -> shared_memory.SharedMemory:
     return segment
 
 
-def attach(name: str) -> shared_memory.SharedMemory:
+def attach(name: str) -> Segment:
     """Map an existing segment; SegmentError when there is none."""
     try:
         with _untracked():
-            return shared_memory.SharedMemory(name)
+            return Segment(name)
     except FileNotFoundError:
         raise SegmentError(f"no shared segment {SHM_FOLDER / name}: the server that owned it is gone") from None
 
