@@ -37,13 +37,15 @@ SPEC = ModelSpec(
     tied=False,  # a tied random head would only repeat the last token
 )
 
+GENERATION = GenerationDefaults(eos_token_ids=(CONTROL_TOKENS["<|im_end|>"],))
+
 
 class DemoCheckpoint:
     """The demo model's weights (see spec.Checkpoint): float32, the same bits in every process."""
 
     def __init__(self) -> None:
         self.spec = SPEC
-        self.generation = GenerationDefaults(eos_token_ids=(CONTROL_TOKENS["<|im_end|>"],))
+        self.generation = GENERATION
         random = np.random.Generator(np.random.PCG64(_SEED))
         self._weights: dict[str, npt.NDArray[np.float32]] = {}
         for name, expected in expected_tensors(Family("llama"), SPEC, LLAMA_NAMES).items():

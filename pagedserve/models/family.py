@@ -72,8 +72,8 @@ class Family:
     hf_transposed: frozenset[str] = frozenset()
     hf_ignored: tuple[str, ...] = ()
     hf_tied: bool = False  # when config.json does not say
-    refine_gguf: Callable[[ModelSpec, Settings], ModelSpec] = lambda spec, settings: spec
-    refine_hf: Callable[[ModelSpec, Settings], ModelSpec] = lambda spec, settings: spec
+    refine_gguf: Callable[[ModelSpec, Settings], ModelSpec] | None = None
+    refine_hf: Callable[[ModelSpec, Settings], ModelSpec] | None = None
 
 
 @dataclass(frozen=True)

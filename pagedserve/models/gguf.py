@@ -116,7 +116,7 @@ def _read_spec(family: Family, file: GgufFile) -> ModelSpec:
         post_norms=family.post_norms,
         tied="output.weight" not in file.names(),
     )
-    return family.refine_gguf(spec, settings)
+    return family.refine_gguf(spec, settings) if family.refine_gguf else spec
 
 
 def _rope(family: Family, file: GgufFile, settings: Settings, head_dim: int) -> RopeSpec:

@@ -142,7 +142,9 @@ class GgufFile:
                 )
             kind = _TENSOR_TYPES[number]
             if shape and shape[-1] % kind.block_size:
-                raise ModelError(f"{self.path}: damaged: tensor {name} {list(shape)} is no whole number of {kind.name} blocks")
+                raise ModelError(
+                    f"{self.path}: damaged: tensor {name} {list(shape)} is no whole number of {kind.name} blocks"
+                )
             self._tensors[name] = (shape, kind, data_start + offset)
 
     def _string(self, position: int) -> tuple[str, int]:

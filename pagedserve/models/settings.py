@@ -70,6 +70,13 @@ class Settings:
             raise self.wrong(key, "a list of whole numbers", value)
         return items
 
+    def numbers(self, key: str) -> list[float]:
+        """A list of numbers."""
+        value = self._get(key, None, "a list of numbers")
+        if not isinstance(value, list) or not all(isinstance(item, int | float) for item in value):
+            raise self.wrong(key, "a list of numbers", value)
+        return value
+
     def section(self, key: str) -> Settings:
         """A nested mapping (config.json's rope_scaling); empty when absent."""
         value = self._values.get(self._prefix + key) or {}
@@ -80,9 +87,9 @@ class Settings:
     def wrong(self, key: str, expected: str, value: object) -> ModelError:
         """The error for a value that cannot be used."""
         shown = repr(value)
-        return ModelError(
-            f"{self.path}: {self._prefix}{key}: expected {expected}, got {shown[:57] + '...' if len(shown) > 60 else shown}"
-        )
+        if len(shown) > 60:
+            shown = shown[:57] + "..."
+        return ModelError(f"{self.path}: {self._prefix}{key}: expected {expected}, got {shown}")
 
     def _get(self, key: str, default: object, expected: str) -> Any:
         value = self._values.get(self._prefix + key)

@@ -1,0 +1,1 @@
+"""Text at the edge: tokenizer, incremental decoding, stop strings, chat template. Used by clients only."""

@@ -1,0 +1,119 @@
+"""Tokenizer: text to token ids and back. Control tokens come from templates only, never from user text.
+
+How a stretch of plain text is split is a PieceEncoder's business (byte_bpe, sentencepiece, hf_tokenizer).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from pagedserve.contract.errors import RequestError
+from pagedserve.text.vocabulary import Vocabulary
+
+
+class PieceEncoder(Protocol):
+    """Splits plain text, which holds no added token, into token ids."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`; any text encodes."""
+        ...
+
+
+class Tokenizer:
+    """A model's tokenizer. Text is any str: lone surrogates count as U+FFFD."""
+
+    def __init__(self, pieces: PieceEncoder, vocabulary: Vocabulary, *, strip_leading_space: bool = False) -> None:
+        self._pieces = pieces
+        self._vocabulary = vocabulary
+        self._strip_leading_space = strip_leading_space
+        self._control_ids = frozenset(vocabulary.control.values())
+        self._user_defined = _pattern(vocabulary.user_defined)
+        self._added = {**vocabulary.user_defined, **vocabulary.control}
+        self._any_added = _pattern(self._added)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return len(self._vocabulary.token_bytes)
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """The control tokens: text -> id."""
+        return self._vocabulary.control
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of plain text: what looks like a control token in it is text like any other."""
+        return self._encode(text, self._user_defined, self._vocabulary.user_defined)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of a raw prompt: `encode`, wrapped in the BOS and EOS the model was trained to see there."""
+        vocabulary = self._vocabulary
+        ids = self.encode(text)
+        if vocabulary.add_bos and vocabulary.bos_token_id is not None:
+            ids.insert(0, vocabulary.bos_token_id)
+        if vocabulary.add_eos and vocabulary.eos_token_id is not None:
+            ids.append(vocabulary.eos_token_id)
+        return ids
+
+    def encode_with_special(self, text: str, remove: str = "") -> list[int]:
+        """The ids of a rendered template: control tokens in it count. `remove` is a mark taken out afterwards.
+
+        Never call it on text that a user wrote (ChatTemplate.encode shows how the mark protects it).
+        """
+        return self._encode(text, self._any_added, self._added, remove)
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids; bytes that are no UTF-8 become U+FFFD, control tokens nothing (or their name).
+
+        RequestError when an id is not in the vocabulary.
+        """
+        joined = b"".join(self.token_bytes(i, skip_special_tokens=skip_special_tokens) for i in token_ids)
+        text = joined.decode("utf-8", "replace")
+        return text[1:] if self._strip_leading_space and text.startswith(" ") else text
+
+    def token_bytes(self, token_id: int, *, skip_special_tokens: bool = True) -> bytes:
+        """The bytes of one token; b"" for a control token when those are skipped. RequestError for an unknown id."""
+        if skip_special_tokens and token_id in self._control_ids:
+            return b""
+        if not 0 <= token_id < self.vocab_size:
+            raise RequestError(f"token ids are 0 to {self.vocab_size - 1}, got {token_id}", param="token_ids")
+        return self._vocabulary.token_bytes[token_id]
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether the id is a control token."""
+        return token_id in self._control_ids
+
+    def _encode(
+        self, text: str, pattern: re.Pattern[str] | None, added: Mapping[str, int], remove: str = ""
+    ) -> list[int]:
+        if pattern is None:
+            return self._plain(text, remove)
+        ids: list[int] = []
+        for i, part in enumerate(pattern.split(text)):
+            if i % 2:
+                ids.append(added[part])
+            else:
+                ids += self._plain(part, remove)
+        return ids
+
+    def _plain(self, text: str, remove: str) -> list[int]:
+        if remove:
+            text = text.replace(remove, "")
+        if not text:
+            return []
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return self._pieces.encode(text)
+
+
+def _pattern(tokens: Mapping[str, int]) -> re.Pattern[str] | None:
+    """Matches any of the tokens, the longest first, in a group so that `split` keeps them."""
+    if not tokens:
+        return None
+    by_length = sorted(tokens, key=len, reverse=True)
+    first = "".join({re.escape(token[0]) for token in tokens})  # looked at first: most characters begin no token
+    return re.compile(f"(?=[{first}])({'|'.join(map(re.escape, by_length))})")
