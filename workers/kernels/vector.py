@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from numba import types
+from numba.core import cgutils
 from numba.core.typing import signature
 from numba.core.typing.templates import AbstractTemplate, infer_global
 from numba.extending import intrinsic, lower_builtin, models, register_model
@@ -241,6 +242,18 @@ def read_f16(simd: Simd, address: Value) -> Value:
     """One float16 from memory, as float32."""
     bits = simd.splat(simd.load(address, s.I16), 8)
     return simd.lane(simd.f16_to_f32(bits), 0)
+
+
+@_emits(types.void, _address, types.float32)
+def write_f16(simd: Simd, address: Value, number: Value) -> None:
+    """Round one float32 to float16 (nearest even) and write it."""
+    simd.store(address, simd.lane(simd.f32_to_f16(simd.splat(number, 4)), 0))
+
+
+@_emits(types.void, _address, _address, types.int64)
+def copy_bytes(simd: Simd, to: Value, source: Value, num_bytes: Value) -> None:
+    """Copy memory that does not overlap."""
+    cgutils.raw_memcpy(simd.builder, simd.pointer(to, s.I8), simd.pointer(source, s.I8), num_bytes.llvm, 1)
 
 
 @_emits(F32x16, F32x16, F32x16, F32x16)

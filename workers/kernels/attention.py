@@ -1,0 +1,341 @@
+"""Paged attention: query rows of one request against one kv_head, by online softmax over the blocks of a table.
+
+A context is cut at absolute positions: chunks of 64 tokens (one step of the online softmax) and splits of 256 (each
+with its own softmax state; states merge in order). A query row thus does the same operations in the same order in
+prefill and decode, beside any rows, in any chunking of its prompt, for every block_size and every team. Masked positions are left out, never
+multiplied by zero. Decides nothing about who computes what: attention_plan.py does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from workers.kernels import attention_plan as plan
+from workers.kernels.attention_inner import (
+    CHUNK,
+    MAX_QUERIES,
+    SCORES_BYTES,
+    SUB_BLOCKS,
+    add_values,
+    dot_keys,
+    tile_size,
+)
+from workers.kernels.attention_plan import MAX_VECTORS, SPLIT, lowest_visible
+from workers.kernels.kv import F16_BYTES, KvPool, k_address
+from workers.kernels.vector import (
+    exp_f32,
+    fma,
+    lane_numbers,
+    load_f16,
+    load_f32,
+    mask_bits,
+    max_f32,
+    maximum_f32,
+    read_f32,
+    read_i32,
+    read_i64,
+    select_f32,
+    splat_f32,
+    store_f32,
+    sum_f32,
+    write_f32,
+    write_i64,
+)
+
+_LOWEST = float(np.finfo(np.float32).min)  # the maximum of no scores: finite, so that differences stay numbers
+_DIRECT_VECTORS = 8  # up to so many query vectors K and V are converted from float16 in registers, each time they are used
+
+# A softmax state of one query vector: 16 lanes that all hold the maximum, 16 lanes whose sum is the denominator, then
+# head_dim sums of weighted values; all float32.
+_MAXIMUM = 0
+_DENOMINATOR = 64
+_VALUES = 128
+
+# The work buffer: addresses of K and V of this chunk, of the next chunk, and of their copies in float32; then arrays.
+_ADDRESS_BYTES = 2 * SUB_BLOCKS * 8
+_THIS, _NEXT, _COPIES = 0, _ADDRESS_BYTES, 2 * _ADDRESS_BYTES
+_V = SUB_BLOCKS * 8  # V's addresses behind K's
+_SCORES = 4 * _ADDRESS_BYTES
+_ARRAYS = _SCORES + MAX_QUERIES * SCORES_BYTES
+
+
+_tile_size = njit(cache=True)(tile_size)
+
+
+def attention_work_bytes(head_dim: int) -> int:
+    """Bytes of the buffer, private to a worker, that attention_tile and combine_tile work in."""
+    state = _VALUES + 4 * head_dim
+    return _ARRAYS + MAX_VECTORS * (4 * head_dim + 2 * state) + 2 * CHUNK * head_dim * 4
+
+
+def attention_scratch_bytes(max_model_len: int, num_heads: int, head_dim: int) -> int:
+    """Bytes of partial states that the team shares: those of max_partial_states."""
+    return max_partial_states(max_model_len, num_heads) * (_VALUES + 4 * head_dim)
+
+
+def max_partial_states(max_model_len: int, num_heads: int) -> int:
+    """plan_attention's max_states: 16 rows over the longest context, every 256 tokens of it apart."""
+    return 16 * num_heads * -(-max_model_len // SPLIT)
+
+
+@njit(cache=True)
+def attention_tile(
+    pool: KvPool,
+    layer: int,
+    kv_head: int,
+    item: int,
+    num_heads: int,
+    window: int,
+    scale: float,
+    block_tables: int,
+    q: int,
+    q_row_bytes: int,
+    out: int,
+    out_row_bytes: int,
+    partials: int,
+    work: int,
+) -> None:
+    """Attend with one item's rows and one kv_head's query heads.
+
+    q and out are float32 rows of the batch, q_row_bytes and out_row_bytes apart, [num_heads * head_dim] at the start
+    of each; block_tables is the StepPlan's int32 column. Causal; a query at p sees p - window + 1 … p (window 0: all).
+    A whole item writes `out`, a partial one its states in `partials` (attention_scratch_bytes), for combine_tile to
+    merge when all of them are there. `work` is this worker's own (attention_work_bytes).
+    """
+    head_dim, group = pool.head_dim, num_heads // pool.num_kv_heads
+    state_bytes = _VALUES + 4 * head_dim
+    queries = work + _ARRAYS
+    states = queries + MAX_VECTORS * 4 * head_dim
+    totals = states + MAX_VECTORS * state_bytes
+    copies = totals + MAX_VECTORS * state_bytes
+    position, num_rows = read_i32(item + plan.POSITION), read_i32(item + plan.NUM_ROWS)
+    num_vectors = num_rows * group
+    partial = read_i32(item + plan.PARTIAL)
+    first_query = q + read_i32(item + plan.ROW_BEGIN) * q_row_bytes + kv_head * group * head_dim * 4
+    _pack_queries(first_query, q_row_bytes, num_vectors, group, head_dim, scale, queries)
+
+    low = max(lowest_visible(position, window), read_i32(item + plan.SPLIT_BEGIN) * SPLIT)
+    high = min(position + num_rows, read_i32(item + plan.SPLIT_END) * SPLIT)
+    table = block_tables + 4 * read_i32(item + plan.TABLE_START)
+    copied = pool.element_bytes == F16_BYTES and num_vectors > _DIRECT_VECTORS
+    if partial < 0:
+        _clear_states(totals, num_vectors, head_dim)
+    this, following = work + _THIS, work + _NEXT
+    _find_chunk(pool, layer, kv_head, table, low // CHUNK * CHUNK, low, high, following)
+    for begin in range(low // CHUNK * CHUNK, high, CHUNK):
+        this, following = following, this
+        more = min(begin + CHUNK, (high - 1) // CHUNK * CHUNK)
+        _find_chunk(pool, layer, kv_head, table, more, low, high, following)
+        if begin % SPLIT == 0 or begin < low:
+            if partial >= 0:
+                index = (begin // SPLIT - read_i32(item + plan.SPLIT_BEGIN)) * pool.num_kv_heads + kv_head
+                states = partials + (partial + index * num_vectors) * state_bytes
+            _clear_states(states, num_vectors, head_dim)
+        if copied:
+            _copy_chunk(pool, this, max(low, begin) - begin, min(high - begin, CHUNK), copies, work + _COPIES)
+        _attend_chunk(pool, this, following, copied, begin, position, window, group, num_vectors, queries, states, work)
+        if partial < 0 and (begin + CHUNK >= high or (begin + CHUNK) % SPLIT == 0):
+            for j in range(num_vectors):
+                _merge(totals + j * state_bytes, states + j * state_bytes, head_dim)
+    if partial < 0:
+        first_out = out + read_i32(item + plan.ROW_BEGIN) * out_row_bytes + kv_head * group * head_dim * 4
+        _write_rows(totals, num_vectors, group, head_dim, first_out, out_row_bytes)
+
+
+@njit(cache=True)
+def combine_tile(
+    pool: KvPool, kv_head: int, item: int, num_heads: int, out: int, out_row_bytes: int, partials: int, work: int
+) -> None:
+    """Merge the partial states of a combine item's rows, in order of their splits, and write their output."""
+    head_dim, group = pool.head_dim, num_heads // pool.num_kv_heads
+    state_bytes = _VALUES + 4 * head_dim
+    totals = work + _ARRAYS
+    num_vectors = read_i32(item + plan.NUM_ROWS) * group
+    _clear_states(totals, num_vectors, head_dim)
+    for split in range(read_i32(item + plan.SPLIT_END) - read_i32(item + plan.SPLIT_BEGIN)):
+        first = read_i32(item + plan.PARTIAL) + (split * pool.num_kv_heads + kv_head) * num_vectors
+        for j in range(num_vectors):
+            _merge(totals + j * state_bytes, partials + (first + j) * state_bytes, head_dim)
+    first_out = out + read_i32(item + plan.ROW_BEGIN) * out_row_bytes + kv_head * group * head_dim * 4
+    _write_rows(totals, num_vectors, group, head_dim, first_out, out_row_bytes)
+
+
+@njit(cache=True)
+def _pack_queries(
+    q: int, q_row_bytes: int, num_vectors: int, group: int, head_dim: int, scale: float, queries: int
+) -> None:
+    """Queries times scale, for each register tile [head_dim, tile]; vector j is row j // group, head j % group."""
+    j = 0
+    while j < num_vectors:
+        count = _tile_size(num_vectors - j)
+        for r in range(count):
+            vector = q + (j + r) // group * q_row_bytes + (j + r) % group * head_dim * 4
+            for d in range(head_dim):
+                write_f32(queries + (j * head_dim + d * count + r) * 4, read_f32(vector + 4 * d) * np.float32(scale))
+        j += count
+
+
+@njit(cache=True)
+def _find_chunk(
+    pool: KvPool, layer: int, kv_head: int, table: int, begin: int, low: int, high: int, addresses: int
+) -> None:
+    """Addresses of K and of V of a chunk's four sub-blocks; those outside low … high stand on one inside, unread or masked."""
+    for c in range(SUB_BLOCKS):
+        token = min(max(begin + 16 * c, low // 16 * 16), (high - 1) // 16 * 16)
+        place = token % pool.block_size
+        k = k_address(pool, read_i32(table + 4 * (token // pool.block_size)), layer, kv_head)
+        write_i64(addresses + 8 * c, k + place * pool.element_bytes)
+        v = k + (pool.block_size + place) * pool.head_dim * pool.element_bytes
+        write_i64(addresses + _V + 8 * c, v)
+
+
+@njit(cache=True)
+def _copy_chunk(pool: KvPool, source: int, token_begin: int, token_end: int, copies: int, addresses: int) -> None:
+    """Convert a chunk's readable sub-blocks to float32: K [4, head_dim, 16] and V [64, head_dim], and their addresses."""
+    head_dim, k_row_bytes = pool.head_dim, pool.block_size * F16_BYTES
+    v_copies = copies + CHUNK * head_dim * 4
+    first, last = token_begin // 16, (token_end - 1) // 16
+    for c in range(SUB_BLOCKS):
+        to = min(max(c, first), last)
+        write_i64(addresses + 8 * c, copies + to * head_dim * 64)
+        write_i64(addresses + _V + 8 * c, v_copies + to * head_dim * 64)
+    for c in range(first, last + 1):
+        k, v = read_i64(source + 8 * c), read_i64(source + _V + 8 * c)
+        for d in range(head_dim):
+            store_f32(copies + (c * head_dim + d) * 64, load_f16(k + d * k_row_bytes))
+        for i in range(head_dim):  # 16 rows of head_dim, one after the other
+            store_f32(v_copies + (c * head_dim + i) * 64, load_f16(v + i * 32))
+
+
+@njit(cache=True)
+def _attend_chunk(
+    pool: KvPool,
+    this: int,
+    following: int,
+    copied: bool,
+    begin: int,
+    position: int,
+    window: int,
+    group: int,
+    num_vectors: int,
+    queries: int,
+    states: int,
+    work: int,
+) -> None:
+    """One step of the online softmax: scores, weights and weighted values of a chunk's 64 tokens for all query vectors."""
+    head_dim = pool.head_dim
+    state_bytes = _VALUES + 4 * head_dim
+    half = pool.element_bytes == F16_BYTES and not copied
+    k_row_bytes = pool.block_size * pool.element_bytes
+    if copied:
+        this, k_row_bytes = work + _COPIES, 64
+    v, next_v, scores = this + _V, following + _V, work + _SCORES
+    j = 0
+    while j < num_vectors:
+        count = _tile_size(num_vectors - j)
+        first, last = position + j // group, position + (j + count - 1) // group  # positions of the tile's rows
+        if last >= begin and lowest_visible(first, window) < begin + CHUNK:
+            _dot_keys(count, half, queries + j * head_dim * 4, this, following, k_row_bytes, head_dim, scores)
+            for r in range(count):
+                low, high = _visible(position + (j + r) // group, window, begin)
+                if low < high:
+                    _softmax(scores + r * SCORES_BYTES, low, high, states + (j + r) * state_bytes, head_dim)
+            # The tokens that all of the tile's rows see are added for all at once, those before and after row by row.
+            all_low, all_high = _visible(last, window, begin)[0], _visible(first, window, begin)[1]
+            if all_low >= all_high:
+                all_low = all_high = CHUNK
+            for r in range(count):
+                low, high = _visible(position + (j + r) // group, window, begin)
+                weights, state = scores + r * SCORES_BYTES, states + (j + r) * state_bytes
+                if low < min(high, all_low):
+                    _add_values(1, half, weights, v, next_v, head_dim, low, min(high, all_low), state)
+            if all_low < all_high:
+                _add_values(count, half, scores, v, next_v, head_dim, all_low, all_high, states + j * state_bytes)
+            for r in range(count):
+                low, high = _visible(position + (j + r) // group, window, begin)
+                weights, state = scores + r * SCORES_BYTES, states + (j + r) * state_bytes
+                if max(low, all_high) < high:
+                    _add_values(1, half, weights, v, next_v, head_dim, max(low, all_high), high, state)
+        j += count
+
+
+@njit(cache=True)
+def _visible(position: int, window: int, begin: int) -> tuple[int, int]:
+    """Which tokens of the chunk at `begin` a query sees, as a range within 0 … 64."""
+    low = min(max(lowest_visible(position, window) - begin, 0), CHUNK)
+    return low, min(max(position + 1 - begin, 0), CHUNK)
+
+
+@njit(cache=True)
+def _dot_keys(count: int, half: bool, q: int, k: int, next_k: int, row_bytes: int, head_dim: int, scores: int) -> None:
+    dot_keys(1, count, half, q, k, next_k, row_bytes, head_dim, scores)
+
+
+@njit(cache=True)
+def _add_values(
+    count: int, half: bool, weights: int, v: int, next_v: int, head_dim: int, begin: int, end: int, state: int
+) -> None:
+    add_values(1, count, half, weights, v, next_v, head_dim, begin, end, state + _VALUES, _VALUES + 4 * head_dim)
+
+
+@njit(cache=True)
+def _softmax(scores: int, low: int, high: int, state: int, head_dim: int) -> None:
+    """Turn one query vector's 64 scores into weights, those outside low … high into 0, and bring its state up to date."""
+    s0, s1, s2, s3 = load_f32(scores), load_f32(scores + 64), load_f32(scores + 128), load_f32(scores + 192)
+    if low > 0 or high < CHUNK:
+        lowest, lanes = splat_f32(_LOWEST), lane_numbers()
+        s0 = select_f32((lanes >= low) & (lanes < high), s0, lowest)
+        s1 = select_f32((lanes >= low - 16) & (lanes < high - 16), s1, lowest)
+        s2 = select_f32((lanes >= low - 32) & (lanes < high - 32), s2, lowest)
+        s3 = select_f32((lanes >= low - 48) & (lanes < high - 48), s3, lowest)
+    before = load_f32(state + _MAXIMUM)
+    top = max_f32(splat_f32(maximum_f32(max_f32(max_f32(s0, s1), max_f32(s2, s3)))), before)
+    p0, p1, p2, p3 = exp_f32(s0 - top), exp_f32(s1 - top), exp_f32(s2 - top), exp_f32(s3 - top)
+    store_f32(scores, p0)
+    store_f32(scores + 64, p1)
+    store_f32(scores + 128, p2)
+    store_f32(scores + 192, p3)
+    denominator = load_f32(state + _DENOMINATOR)
+    if mask_bits(top > before) != 0:
+        factor = exp_f32(before - top)
+        denominator = denominator * factor
+        for d in range(_VALUES, _VALUES + 4 * head_dim, 64):
+            store_f32(state + d, load_f32(state + d) * factor)
+        store_f32(state + _MAXIMUM, top)
+    store_f32(state + _DENOMINATOR, denominator + ((p0 + p1) + (p2 + p3)))
+
+
+@njit(cache=True)
+def _clear_states(states: int, count: int, head_dim: int) -> None:
+    """Make states of nothing seen."""
+    for j in range(count):
+        state = states + j * (_VALUES + 4 * head_dim)
+        store_f32(state + _MAXIMUM, splat_f32(_LOWEST))
+        for d in range(_DENOMINATOR, _VALUES + 4 * head_dim, 64):
+            store_f32(state + d, splat_f32(0.0))
+
+
+@njit(cache=True)
+def _merge(total: int, state: int, head_dim: int) -> None:
+    """Add what `state` has seen to `total`; nothing happens, to the bit, if it has seen nothing."""
+    maximum = load_f32(state + _MAXIMUM)
+    if mask_bits(maximum > _LOWEST) == 0:
+        return
+    before = load_f32(total + _MAXIMUM)
+    top = max_f32(maximum, before)
+    keep, add = exp_f32(before - top), exp_f32(maximum - top)
+    store_f32(total + _MAXIMUM, top)
+    for d in range(_DENOMINATOR, _VALUES + 4 * head_dim, 64):
+        store_f32(total + d, fma(load_f32(state + d), add, load_f32(total + d) * keep))
+
+
+@njit(cache=True)
+def _write_rows(totals: int, num_vectors: int, group: int, head_dim: int, out: int, out_row_bytes: int) -> None:
+    """Weighted values over denominators, as float32 rows of the batch."""
+    for j in range(num_vectors):
+        total = totals + j * (_VALUES + 4 * head_dim)
+        row = out + j // group * out_row_bytes + j % group * head_dim * 4
+        denominator = splat_f32(sum_f32(load_f32(total + _DENOMINATOR)))
+        for d in range(0, 4 * head_dim, 64):
+            store_f32(row + d, load_f32(total + _VALUES + d) / denominator)
