@@ -5,6 +5,7 @@ Owns the lookup only: containers are gguf_file's and safetensors_files', names a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +14,7 @@ import numpy as np
 
 from pagedserve.contract.errors import ModelError
 from pagedserve.models.family import Expected
-from pagedserve.models.spec import GenerationDefaults, ModelSpec, RawTensor
+from pagedserve.models.spec import GenerationDefaults, ModelSpec, RawTensor, TensorType
 
 
 class TensorFile(Protocol):
@@ -27,6 +28,10 @@ class TensorFile(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, from the header alone."""
+        ...
+
+    def type(self, name: str) -> TensorType:
+        """How a tensor is stored, from the header alone."""
         ...
 
     def tensor(self, name: str) -> RawTensor:
@@ -64,6 +69,9 @@ class FileCheckpoint:
                 f"{file.path}: tensor {min(extra)} is not part of a {spec.architecture} model"
                 + (f" (nor are {len(extra) - 1} others)" if len(extra) > 1 else "")
             )
+
+        self.num_parameters = sum(math.prod(e.shape) for e in self._expected.values())
+        self.weights_bytes = sum(file.type(e.file_name).num_bytes(math.prod(e.shape)) for e in self._expected.values())
 
     def names(self) -> frozenset[str]:
         """The canonical names present."""

@@ -55,6 +55,9 @@ class DemoCheckpoint:
                 scale = expected.shape[1] ** -0.5 if name != "embed" else 1.0
                 self._weights[name] = (scale * random.standard_normal(expected.shape)).astype(np.float32)
 
+        self.num_parameters = sum(weights.size for weights in self._weights.values())
+        self.weights_bytes = sum(weights.nbytes for weights in self._weights.values())
+
     def names(self) -> frozenset[str]:
         """The canonical names present."""
         return frozenset(self._weights)

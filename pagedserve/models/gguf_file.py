@@ -101,6 +101,10 @@ class GgufFile:
         """A tensor's shape, outermost dimension first."""
         return self._tensors[name][0]
 
+    def type(self, name: str) -> TensorType:
+        """How a tensor is stored."""
+        return self._tensors[name][1]
+
     def tensor(self, name: str) -> RawTensor:
         """A tensor as a view of the file."""
         shape, kind, offset = self._tensors[name]

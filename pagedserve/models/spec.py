@@ -142,6 +142,8 @@ class Checkpoint(Protocol):
 
     spec: ModelSpec
     generation: GenerationDefaults
+    num_parameters: int
+    weights_bytes: int  # as the file stores them
 
     def names(self) -> frozenset[str]:
         """The canonical names present."""
