@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import time
 from collections import defaultdict
@@ -98,6 +99,7 @@ class Service:
         self._step_started = 0.0
         self._aborted_late_step = False
         self._num_steps = 0
+        self._scheduler_id = secrets.token_hex(8)
 
     def stop(self) -> None:
         """Leave the loop after the current events."""
@@ -244,6 +246,7 @@ class Service:
             num_blocks=s.num_blocks,
             max_num_seqs=s.max_num_seqs,
             ready=self._is_ready(),
+            scheduler_id=self._scheduler_id,
         )
 
     def _is_ready(self) -> bool:

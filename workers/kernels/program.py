@@ -1,0 +1,278 @@
+"""The program: a list of operations over addresses, which every member of a team runs together, tile by tile.
+
+`workers/forward.py` writes the list once per model; `run` interprets it once per step. An operation is a row of int64
+(code, counter, barrier, then the arguments listed at each code) and a row of two float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+from workers.kernels.activation import gelu_tanh_mul_row, gelu_tanh_row, silu_mul_row
+from workers.kernels.attention import attention_tile, combine_tile
+from workers.kernels.attention_plan import ITEM_BYTES
+from workers.kernels.kv import KvPool, copy_block, write_kv
+from workers.kernels.linear import embed_row, linear_tile
+from workers.kernels.norm import layer_norm_row, rms_norm_row
+from workers.kernels.quantize import quantize_row
+from workers.kernels.rope import rope_head
+from workers.kernels.sample import sample
+from workers.kernels.sync import barrier, claim
+from workers.kernels.vector import read_i32
+
+OP_COLUMNS = 20
+
+# Operations. Arguments are addresses (0: absent) and sizes; "width" is the distance of two rows in float32.
+EMBED = 0  # wtype, matrix, n, out, position_embed; float: scale
+NORM = 1  # kind, source, out, quantized out, weight, bias, n, gather, residual; float: eps
+LINEAR = 2  # wtype, matrix, n_in, n_out, source, source row bytes, out, out width, bias, residual
+QK_ROPE_WRITE = 3  # layer, qkv, width, cos, sin, rope_dim, pairing, q_norm, k_norm, num_heads; float: eps
+ATTENTION = 4  # layer, qkv, width, out, num_heads, window index; float: scale
+COMBINE = 5  # out, num_heads, window index
+QUANTIZE = 6  # source, n, out
+ACTIVATE = 7  # kind, gated, gate and up, width, n, out, quantized out
+SAMPLE = 8  # logits, width, vocab_size, sampled, logprobs, ranks, top ids, top logprobs
+COPY_BLOCKS = 9
+
+NORM_RMS, NORM_LAYER = 0, 1
+SILU, GELU_TANH = 0, 1
+PAIR_ADJACENT, PAIR_HALVES = 0, 1
+
+# The step: sizes, then addresses of the batch's arrays (see Batch).
+(
+    NUM_TOKENS,
+    NUM_ROWS,
+    NUM_COPIES,
+    TOKEN_IDS,
+    POSITIONS,
+    SLOTS,
+    BLOCK_TABLES,
+    COPIES,
+    ROWS,
+    HISTORY,
+    BIAS_IDS,
+    BIAS_VALUES,
+    STEP_COLUMNS,
+) = range(13)
+
+# One row for each sliding window (0: none) that layers of the model have.
+WINDOW, WINDOW_PLAN, WINDOW_ITEMS, WINDOW_COMBINES, WINDOW_COLUMNS = range(5)
+
+_ROWS_PER_TILE = 4  # of the operations whose tiles are rows
+_TILES_PER_MEMBER = 8  # of a linear layer: enough that members end together, few enough that claims cost nothing
+_MAX_LINEAR_ROWS = 128  # of a tile: its activations stay in a core's L2 while panels stream by
+
+
+@njit(cache=True)
+def run(
+    ops: Any,
+    floats: Any,
+    num_body: int,
+    step: Any,
+    windows: Any,
+    pool: KvPool,
+    control: int,
+    team_size: int,
+    partials: int,
+    work: int,
+    logits_rows: int,
+) -> bool:
+    """Run one step with the other members; False when it was aborted.
+
+    ops int64 [num_ops, OP_COLUMNS] and floats float64 [num_ops]: the first num_body of them for all tokens, the rest for
+    the rows that sample, logits_rows at a time. step int64 [STEP_COLUMNS]; windows int64 [num_windows, WINDOW_COLUMNS];
+    partials is the team's attention scratch, work this member's own.
+    """
+    for index in range(num_body):
+        op, number, num_rows = ops[index], floats[index], step[NUM_TOKENS]
+        if not _run_op(op, number, 0, num_rows, step, windows, pool, control, team_size, partials, work):
+            return False
+    for first in range(0, step[NUM_ROWS], logits_rows):
+        num_rows = min(logits_rows, step[NUM_ROWS] - first)
+        for index in range(num_body, len(ops)):
+            op, number = ops[index], floats[index]
+            if not _run_op(op, number, first, num_rows, step, windows, pool, control, team_size, partials, work):
+                return False
+    return True
+
+
+@njit(cache=True)
+def _run_op(
+    op: Any,
+    number: float,
+    first: int,
+    num_rows: int,
+    step: Any,
+    windows: Any,
+    pool: KvPool,
+    control: int,
+    team_size: int,
+    partials: int,
+    work: int,
+) -> bool:
+    """Claim tiles of one operation until there are none, then meet the others. Rows are first to first + num_rows."""
+    num_tiles, size = _tiles(op, num_rows, step, windows, pool, team_size)
+    if num_tiles == 0:  # every member sees the same, so nobody waits
+        return True
+    tile = claim(control, op[1])
+    while tile < num_tiles:
+        _run_tile(op, number, tile, size, first, num_rows, step, windows, pool, partials, work)
+        tile = claim(control, op[1])
+    return barrier(control, team_size) if op[2] != 0 else True
+
+
+@njit(cache=True)
+def _tiles(op: Any, num_rows: int, step: Any, windows: Any, pool: KvPool, team_size: int) -> tuple[int, int]:
+    """How many tiles an operation has, and their size in rows (LINEAR: in panels)."""
+    code = op[0]
+    if code == LINEAR:
+        num_panels = (op[6] + PANEL - 1) // PANEL
+        row_groups = (num_rows + _MAX_LINEAR_ROWS - 1) // _MAX_LINEAR_ROWS
+        size = max(1, min(_MAX_LINEAR_PANELS, num_panels * row_groups // (team_size * _TILES_PER_MEMBER)))
+        return row_groups * ((num_panels + size - 1) // size), size
+    if code == ATTENTION:
+        return windows[op[8], WINDOW_ITEMS] * pool.num_kv_heads, 1
+    if code == COMBINE:
+        return windows[op[5], WINDOW_COMBINES] * pool.num_kv_heads, 1
+    if code == COPY_BLOCKS:
+        return step[NUM_COPIES], 1
+    if code == SAMPLE:
+        return num_rows, 1
+    return (num_rows + _ROWS_PER_TILE - 1) // _ROWS_PER_TILE, _ROWS_PER_TILE
+
+
+@njit(cache=True)
+def _run_tile(
+    op: Any,
+    number: float,
+    tile: int,
+    size: int,
+    first: int,
+    num_rows: int,
+    step: Any,
+    windows: Any,
+    pool: KvPool,
+    partials: int,
+    work: int,
+) -> None:
+    """One tile of any operation."""
+    code, a = op[0], op[3:]
+    begin, end = tile * size, min((tile + 1) * size, num_rows)
+    if code == LINEAR:
+        _linear(a, tile, size, num_rows, work)
+    elif code == ATTENTION:
+        w = windows[a[5]]
+        item = w[WINDOW_PLAN] + tile // pool.num_kv_heads * ITEM_BYTES
+        kv_head, tables = tile % pool.num_kv_heads, step[BLOCK_TABLES]
+        out_bytes = a[4] * pool.head_dim * 4
+        attention_tile(
+            pool, a[0], kv_head, item, a[4], w[WINDOW], number, tables, a[1], a[2] * 4, a[3], out_bytes, partials, work
+        )
+    elif code == COMBINE:
+        w = windows[a[2]]
+        item = w[WINDOW_PLAN] + (w[WINDOW_ITEMS] + tile // pool.num_kv_heads) * ITEM_BYTES
+        combine_tile(pool, tile % pool.num_kv_heads, item, a[1], a[0], a[1] * pool.head_dim * 4, partials, work)
+    elif code == NORM:
+        for row in range(begin, end):
+            _norm(a, number, row, read_i32(step[ROWS] + (first + row) * SAMPLE_ROW_BYTES) if a[7] else row)
+    elif code == QK_ROPE_WRITE:
+        for row in range(begin, end):
+            _qk_rope_write(a, number, row, step, pool)
+    elif code == QUANTIZE:
+        for row in range(begin, end):
+            quantize_row(a[0] + row * a[1] * 4, a[1], a[2] + row * act_row_bytes(WTYPE_Q8_0, a[1]))
+    elif code == ACTIVATE:
+        for row in range(begin, end):
+            _activate(a, row)
+    elif code == EMBED:
+        for row in range(begin, end):
+            _embed(a, number, row, step)
+    elif code == SAMPLE:
+        _sample(a, first, tile, step)
+    elif code == COPY_BLOCKS:
+        pair = step[COPIES] + 8 * tile
+        copy_block(pool, read_i32(pair), read_i32(pair + 4))
+
+
+@njit(cache=True)
+def _embed(a: Any, scale: float, row: int, step: Any) -> None:
+    out = a[3] + row * a[2] * 4
+    embed_row(a[0], a[1], a[2], read_i32(step[TOKEN_IDS] + 4 * row), out, scale)
+    if a[4] != 0:
+        add_row(out, a[4] + read_i32(step[POSITIONS] + 4 * row) * a[2] * 4, a[2], out)
+
+
+@njit(cache=True)
+def _norm(a: Any, eps: float, row: int, source_row: int) -> None:
+    n = a[6]
+    source, out = a[1] + source_row * n * 4, a[2] + row * n * 4
+    target = out if a[8] == 0 else source
+    if a[0] == NORM_RMS:
+        rms_norm_row(source, a[4], eps, n, target)
+    else:
+        layer_norm_row(source, a[4], a[5], eps, n, target)
+    if a[8] != 0:
+        add_row(a[8] + row * n * 4, target, n, out)
+    if a[3] != 0:
+        quantize_row(out, n, a[3] + row * act_row_bytes(WTYPE_Q8_0, n))
+
+
+@njit(cache=True)
+def _linear(a: Any, tile: int, size: int, num_rows: int, work: int) -> None:
+    """Tiles go through the panels first, so that a group of rows stays in cache and the weights stream."""
+    num_panels = (a[3] + PANEL - 1) // PANEL
+    panel_tiles = (num_panels + size - 1) // size
+    panel, row = tile % panel_tiles * size, tile // panel_tiles * _MAX_LINEAR_ROWS
+    panel_end, row_end = min(panel + size, num_panels), min(row + _MAX_LINEAR_ROWS, num_rows)
+    linear_tile(a[0], a[1], a[2], panel, panel_end, a[4], a[5], row, row_end, a[6], a[7], a[3], a[8], a[9])
+
+
+@njit(cache=True)
+def _qk_rope_write(a: Any, eps: float, row: int, step: Any, pool: KvPool) -> None:
+    """Norm and turn a token's heads of q and k in place, then write its k and v to the pool."""
+    num_heads, head_bytes = a[9], pool.head_dim * 4
+    q = a[1] + row * a[2] * 4
+    k = q + num_heads * head_bytes
+    position = read_i32(step[POSITIONS] + 4 * row)
+    for head in range(num_heads + pool.num_kv_heads):
+        x, weight = q + head * head_bytes, a[7] if head < num_heads else a[8]
+        if weight != 0:
+            rms_norm_row(x, weight, eps, pool.head_dim, x)
+        if a[3] != 0:
+            angle = position * (a[5] // 2) * 4
+            rope_head(x, a[3] + angle, a[4] + angle, a[5], a[6])
+    write_kv(pool, a[0], read_i32(step[SLOTS] + 4 * row), k, k + pool.num_kv_heads * head_bytes)
+
+
+@njit(cache=True)
+def _activate(a: Any, row: int) -> None:
+    n = a[4]
+    x, out = a[2] + row * a[3] * 4, a[5] + row * n * 4
+    if a[1] == 0:
+        gelu_tanh_row(x, n, out)
+    elif a[0] == SILU:
+        silu_mul_row(x, x + n * 4, n, out)
+    else:
+        gelu_tanh_mul_row(x, x + n * 4, n, out)
+    if a[6] != 0:
+        quantize_row(out, n, a[6] + row * act_row_bytes(WTYPE_Q8_0, n))
+
+
+@njit(cache=True)
+def _sample(a: Any, first: int, row: int, step: Any) -> None:
+    index = first + row
+    sample(
+        a[0] + row * a[1] * 4,
+        a[2],
+        step[ROWS] + index * SAMPLE_ROW_BYTES,
+        step[HISTORY],
+        step[BIAS_IDS],
+        step[BIAS_VALUES],
+        a[3] + 4 * index,
+        a[4] + 4 * index,
+        a[5] + 4 * index,
+        a[6] + 4 * index * MAX_LOGPROBS,
+        a[7] + 4 * index * MAX_LOGPROBS,
+    )
