@@ -234,9 +234,50 @@ class Simd:
         """One int32 in every lane."""
         return self.splat(self.load(address, I32, offset))
 
+    def load_first(self, address: Any, count: Any) -> Value:
+        """The first `count` (int32) of 16 float32 and zeros after, nothing else is read; all 16 where count >= 16."""
+        builder, type_ = self.builder, vector(F32)
+        pointer = Value(self, self.pointer(address, type_))
+        with builder.if_else((self.wrap(count) >= LANES).llvm, likely=True) as (whole, part):
+            with whole:
+                everything, whole_block = builder.load(pointer.llvm, align=1), builder.block
+            with part:
+                mask = self.lane_numbers() < self.splat(count)
+                name = "llvm.masked.load.v16f32.p0"
+                first = self._call(name, type_, pointer, self.constant(I32, 1), mask, self.f32(0.0))
+                part_block = builder.block
+        result = builder.phi(type_)
+        result.add_incoming(everything, whole_block)
+        result.add_incoming(first.llvm, part_block)
+        return Value(self, result)
+
+    def store_first(self, address: Any, v: Value, count: Any) -> None:
+        """Write the first `count` (int32) of 16 float32 and nothing else; all 16 where count >= 16."""
+        pointer = Value(self, self.pointer(address, v.type))
+        with self.builder.if_else((self.wrap(count) >= LANES).llvm, likely=True) as (whole, part):
+            with whole:
+                self.builder.store(v.llvm, pointer.llvm, align=1)
+            with part:
+                mask = self.lane_numbers() < self.splat(count)
+                self._call("llvm.masked.store.v16f32.p0", ir.VoidType(), v, pointer, self.constant(I32, 1), mask)
+
+    def stack(self, num_bytes: int) -> Value:
+        """The address of `num_bytes` on the stack, a multiple of 64; they last until the function returns."""
+        with self.builder.goto_entry_block():
+            place = self.builder.alloca(ir.ArrayType(I8, num_bytes))
+            place.align = 64
+        return Value(self, self.builder.ptrtoint(place, I64))
+
     def store_f16(self, address: Any, v: Value, offset: int = 0) -> None:
         """Round 16 float32 to float16 (nearest, ties to even) and write them."""
         self.store(address, self.f32_to_f16(v), offset)
+
+    def compress_store(self, address: Any, v: Value, mask: Value) -> None:
+        """Write the lanes where the mask is set, one behind the other."""
+        arguments = [v.llvm, self.pointer(address, v.type.element), mask.llvm]
+        function_type = ir.FunctionType(ir.VoidType(), [a.type for a in arguments])
+        name = f"llvm.masked.compressstore.v{v.type.count}{_element_suffix(v.type.element)}"
+        self.builder.call(cgutils.get_or_insert_function(self.builder.module, function_type, name), arguments)
 
     def prefetch(self, address: Any, offset: int = 0, locality: int = 3) -> None:
         """Ask for the cache line at an address (never faults). Locality 3: into L1; 2: L2; 0: used once."""
@@ -263,6 +304,10 @@ class Simd:
         """float32 to the nearest int32, ties to even; right for |v| < 2^22."""
         magic = 12582912.0  # 1.5 * 2^23: the sum has no room for a fraction, and its low bits are the integer
         return self.bitcast(v + magic, _with_element(v.type, I32)) - 0x4B400000
+
+    def truncate_to_i32(self, v: Value) -> Value:
+        """float32 towards zero to int32; |v| must be below 2^31."""
+        return Value(self, self.builder.fptosi(v.llvm, _with_element(v.type, I32)))
 
     def f16_to_f32(self, bits: Value) -> Value:
         """The bits of float16 (an int16 vector) to float32, exactly."""
@@ -291,6 +336,10 @@ class Simd:
         result = self.select(magnitude < ((127 + 16) << 23), result, self.constant(bits.type, 0x7C00))
         result = self.select(magnitude > 0x7F800000, ((magnitude >> 13) & 0x3FF) | 0x7E00, result)
         return self.truncate(result | ((bits >> 16) & 0x8000), _with_element(v.type, I16))
+
+    def count_ones(self, bits: Value) -> Value:
+        """How many bits of an integer are set."""
+        return self._call(f"llvm.ctpop.{_element_suffix(bits.type)}", bits.type, bits)
 
     # ---- arithmetic ---------------------------------------------------------------------------------------------
 
@@ -357,22 +406,17 @@ class Simd:
             v = combine(self.shuffle(v, v, range(lanes)), self.shuffle(v, v, range(lanes, 2 * lanes)))
         return self.lane(v, 0)
 
-    def dot_u8s8(self, acc: Value, u: Value, s: Value, *, small: bool = True) -> Value:
+    def dot_u8s8(self, acc: Value, u: Value, s: Value) -> Value:
         """acc[i] + sum over j of u[4i+j] * s[4i+j]: acc int32 [16], u unsigned and s signed bytes [64]; exact.
 
-        `small` promises u <= 127, which AVX2 without VNNI needs to be exact.
+        u must be at most 127 where `has_vnni` is false.
         """
         if self.isa == "avx512":
             as_i32 = [self.bitcast(v, vector(I32)) for v in (u, s)]
             return self._call("llvm.x86.avx512.vpdpbusd.512", vector(I32), acc, *as_i32)
-        if "avxvnni" in self._features:
-            return self._by_halves(
-                lambda a, b, c: self._call(
-                    "llvm.x86.avx512.vpdpbusd.256", vector(I32, 8), a, *(self.bitcast(v, vector(I32, 8)) for v in (b, c))
-                ),
-                acc, u, s,
-            )
-        if self.isa == "avx2" and small:
+        if self.has_vnni:
+            return self._by_halves(self._vpdpbusd_256, acc, u, s)
+        if self.isa == "avx2":
             return self._by_halves(self._dot_u7s8_avx2, acc, u, s)
         pairs = vector(I16, 32)
         u16, s16 = self.bitcast(u, pairs), self.bitcast(s, pairs)
@@ -380,15 +424,36 @@ class Simd:
         odd = self._multiply_add_pairs(u16 >> 8, self._arithmetic_shift(s16, 8))
         return acc + even + odd
 
+    def dot_s8s8(self, acc: Value, a: Value, b: Value) -> Value:
+        """acc[i] + sum over j of a[4i+j] * b[4i+j], both signed, b at least -127; exact. Not the way where there is VNNI."""
+        if self.isa == "avx2":
+            return self._by_halves(self._dot_s8s8_avx2, acc, a, b)
+        pairs = vector(I16, 32)
+        halves = []
+        for v in (a, b):
+            v16 = self.bitcast(v, pairs)
+            halves.append((self._arithmetic_shift(v16 << 8, 8), self._arithmetic_shift(v16, 8)))
+        (a_even, a_odd), (b_even, b_odd) = halves
+        return acc + self._multiply_add_pairs(a_even, b_even) + self._multiply_add_pairs(a_odd, b_odd)
+
     @property
     def has_vnni(self) -> bool:
         """Whether dot_u8s8 is one instruction, exact for every u."""
         return self.isa == "avx512" or "avxvnni" in self._features
 
+    def _vpdpbusd_256(self, acc: Value, u: Value, s: Value) -> Value:
+        half = vector(I32, 8)
+        return self._call("llvm.x86.avx512.vpdpbusd.256", half, acc, self.bitcast(u, half), self.bitcast(s, half))
+
     def _dot_u7s8_avx2(self, acc: Value, u: Value, s: Value) -> Value:
         pairs = self._call("llvm.x86.avx2.pmadd.ub.sw", vector(I16, 16), u, s)
         ones = self.constant(vector(I16, 16), 1)
         return acc + self._call("llvm.x86.avx2.pmadd.wd", vector(I32, 8), pairs, ones)
+
+    def _dot_s8s8_avx2(self, acc: Value, a: Value, b: Value) -> Value:
+        """|a| is unsigned, and b takes a's sign; -128 becomes 128, and two products of 128 * 127 still fit in int16."""
+        magnitude = self._call("llvm.x86.avx2.psign.b", a.type, a, a)
+        return self._dot_u7s8_avx2(acc, magnitude, self._call("llvm.x86.avx2.psign.b", b.type, b, a))
 
     def _by_halves(self, operation: Callable[..., Value], *vectors: Value) -> Value:
         halves = []
@@ -461,7 +526,7 @@ class Simd:
     def pause(self) -> None:
         """Tell the core that this is a spin loop (nothing on machines other than x86)."""
         if "x86_64" in self._features:
-            self._call_void("llvm.x86.sse2.pause")
+            self._call("llvm.x86.sse2.pause", ir.VoidType())
 
     def sched_yield(self) -> None:
         """Let another process run on this core."""
@@ -475,10 +540,6 @@ class Simd:
         function = cgutils.get_or_insert_function(self.builder.module, function_type, name)
         return Value(self, self.builder.call(function, [v.llvm for v in arguments]))
 
-    def _call_void(self, name: str) -> None:
-        function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(ir.VoidType(), []), name)
-        self.builder.call(function, [])
-
 
 def _is_float(type_: ir.Type) -> bool:
     element = type_.element if isinstance(type_, ir.VectorType) else type_
@@ -491,5 +552,8 @@ def _with_element(type_: ir.Type, element: ir.Type) -> ir.Type:
 
 def _suffix(type_: ir.Type) -> str:
     element = type_.element if isinstance(type_, ir.VectorType) else type_
-    name = {"half": "f16", "float": "f32", "double": "f64"}[str(element)]
-    return f"v{type_.count}{name}" if isinstance(type_, ir.VectorType) else name
+    return f"v{type_.count}{_element_suffix(element)}" if isinstance(type_, ir.VectorType) else _element_suffix(element)
+
+
+def _element_suffix(type_: ir.Type) -> str:
+    return {"half": "f16", "float": "f32", "double": "f64"}.get(str(type_), str(type_))

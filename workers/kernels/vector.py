@@ -86,7 +86,7 @@ for _function in (operator.lt, operator.le, operator.gt, operator.ge, operator.e
     _operator(_function, {F32x16: Mask16, I32x16: Mask16})
 
 
-def _emits(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+def emits(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
     """Turn `emit(simd, *values)` into a function for @njit code. Arguments are converted to these Numba types."""
 
     def decorate(emit: Callable[..., Any]) -> Any:
@@ -123,254 +123,309 @@ def _emits(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
 _address = types.int64
 
 
-@_emits(F32x16, types.float32)
+@emits(F32x16, types.float32)
 def splat_f32(simd: Simd, number: Value) -> Value:
     """A float in every lane."""
     return simd.splat(number)
 
 
-@_emits(I32x16, types.int32)
+@emits(I32x16, types.int32)
 def splat_i32(simd: Simd, number: Value) -> Value:
     """An int32 in every lane."""
     return simd.splat(number)
 
 
-@_emits(I32x16)
+@emits(I32x16)
 def lane_numbers(simd: Simd) -> Value:
     """0, 1, … 15."""
     return simd.lane_numbers()
 
 
-@_emits(F32x16, _address)
+@emits(F32x16, _address)
 def load_f32(simd: Simd, address: Value) -> Value:
     """16 float32 from memory."""
     return simd.load_f32(address)
 
 
-@_emits(F32x16, _address)
+@emits(F32x16, _address)
 def load_f16(simd: Simd, address: Value) -> Value:
     """16 float16 from memory, as float32."""
     return simd.load_f16(address)
 
 
-@_emits(F32x16, _address)
+@emits(F32x16, _address)
 def load_bf16(simd: Simd, address: Value) -> Value:
     """16 bfloat16 from memory, as float32."""
     return simd.load_bf16(address)
 
 
-@_emits(I32x16, _address)
+@emits(I32x16, _address)
 def load_i32(simd: Simd, address: Value) -> Value:
     """16 int32 from memory."""
     return simd.load(address, s.vector(s.I32))
 
 
-@_emits(I32x16, _address)
+@emits(I32x16, _address)
 def load_i8(simd: Simd, address: Value) -> Value:
     """16 int8 from memory, as int32."""
     return simd.extend(simd.load(address, s.vector(s.I8)), s.vector(s.I32), signed=True)
 
 
-@_emits(I32x16, _address)
+@emits(I32x16, _address)
 def load_u8(simd: Simd, address: Value) -> Value:
     """16 uint8 from memory, as int32."""
     return simd.extend(simd.load(address, s.vector(s.I8)), s.vector(s.I32))
 
 
-@_emits(types.void, _address, F32x16)
+@emits(types.void, _address, F32x16)
 def store_f32(simd: Simd, address: Value, v: Value) -> None:
     """Write 16 float32."""
     simd.store(address, v)
 
 
-@_emits(types.void, _address, F32x16)
+@emits(F32x16, _address, types.int32)
+def load_first(simd: Simd, address: Value, count: Value) -> Value:
+    """The first `count` of 16 float32, zeros after; nothing else is read. All 16 where count >= 16."""
+    return simd.load_first(address, count)
+
+
+@emits(types.void, _address, F32x16, types.int32)
+def store_first(simd: Simd, address: Value, v: Value, count: Value) -> None:
+    """Write the first `count` of 16 float32; nothing else is touched. All 16 where count >= 16."""
+    simd.store_first(address, v, count)
+
+
+@emits(types.void, _address, F32x16)
 def store_f16(simd: Simd, address: Value, v: Value) -> None:
     """Round to float16 (nearest even) and write 16 of them."""
     simd.store_f16(address, v)
 
 
-@_emits(types.void, _address, I32x16)
+@emits(types.void, _address, I32x16)
 def store_i32(simd: Simd, address: Value, v: Value) -> None:
     """Write 16 int32."""
     simd.store(address, v)
 
 
-@_emits(types.void, _address, I32x16)
+@emits(types.void, _address, I32x16)
 def store_i8(simd: Simd, address: Value, v: Value) -> None:
     """Write the low bytes of 16 int32."""
     simd.store(address, simd.truncate(v, s.vector(s.I8)))
 
 
-@_emits(types.float32, _address)
+@emits(types.float32, _address)
 def read_f32(simd: Simd, address: Value) -> Value:
     """One float32 from memory."""
     return simd.load(address, s.F32)
 
 
-@_emits(types.void, _address, types.float32)
+@emits(types.void, _address, types.float32)
 def write_f32(simd: Simd, address: Value, number: Value) -> None:
     """One float32 to memory."""
     simd.store(address, number)
 
 
-@_emits(types.int32, _address)
+@emits(types.int32, _address)
 def read_i32(simd: Simd, address: Value) -> Value:
     """One int32 from memory."""
     return simd.load(address, s.I32)
 
 
-@_emits(types.void, _address, types.int32)
+@emits(types.void, _address, types.int32)
 def write_i32(simd: Simd, address: Value, number: Value) -> None:
     """One int32 to memory."""
     simd.store(address, number)
 
 
-@_emits(types.int64, _address)
+@emits(types.int64, _address)
 def read_i64(simd: Simd, address: Value) -> Value:
     """One int64 from memory."""
     return simd.load(address, s.I64)
 
 
-@_emits(types.void, _address, types.int64)
+@emits(types.void, _address, types.int64)
 def write_i64(simd: Simd, address: Value, number: Value) -> None:
     """One int64 to memory."""
     simd.store(address, number)
 
 
-@_emits(types.float32, _address)
+@emits(types.float32, _address)
 def read_f16(simd: Simd, address: Value) -> Value:
     """One float16 from memory, as float32."""
     bits = simd.splat(simd.load(address, s.I16), 8)
     return simd.lane(simd.f16_to_f32(bits), 0)
 
 
-@_emits(types.void, _address, types.float32)
+@emits(types.void, _address, types.float32)
 def write_f16(simd: Simd, address: Value, number: Value) -> None:
     """Round one float32 to float16 (nearest even) and write it."""
     simd.store(address, simd.lane(simd.f32_to_f16(simd.splat(number, 4)), 0))
 
 
-@_emits(types.void, _address, _address, types.int64)
+@emits(types.void, _address, _address, types.int64)
 def copy_bytes(simd: Simd, to: Value, source: Value, num_bytes: Value) -> None:
     """Copy memory that does not overlap."""
     cgutils.raw_memcpy(simd.builder, simd.pointer(to, s.I8), simd.pointer(source, s.I8), num_bytes.llvm, 1)
 
 
-@_emits(F32x16, F32x16, F32x16, F32x16)
+@emits(F32x16, F32x16, F32x16, F32x16)
 def fma(simd: Simd, a: Value, b: Value, c: Value) -> Value:
     """a * b + c, rounded once."""
     return simd.fma(a, b, c)
 
 
-@_emits(F32x16, F32x16, F32x16)
+@emits(F32x16, F32x16, F32x16)
 def max_f32(simd: Simd, a: Value, b: Value) -> Value:
     """The larger of each lane; b where either is NaN."""
     return simd.max(a, b)
 
 
-@_emits(F32x16, F32x16, F32x16)
+@emits(F32x16, F32x16, F32x16)
 def min_f32(simd: Simd, a: Value, b: Value) -> Value:
     """The smaller of each lane; b where either is NaN."""
     return simd.min(a, b)
 
 
-@_emits(F32x16, F32x16)
+@emits(F32x16, F32x16)
 def abs_f32(simd: Simd, v: Value) -> Value:
     """Absolute values."""
     return simd.abs(v)
 
 
-@_emits(F32x16, F32x16)
+@emits(F32x16, F32x16)
 def sqrt_f32(simd: Simd, v: Value) -> Value:
     """Square roots."""
     return simd.sqrt(v)
 
 
-@_emits(F32x16, F32x16)
+@emits(F32x16, F32x16)
 def exp_f32(simd: Simd, v: Value) -> Value:
     """e^v, deterministic on every machine with FMA (see Simd.exp)."""
     return simd.exp(v)
 
 
-@_emits(F32x16, Mask16, F32x16, F32x16)
+@emits(F32x16, Mask16, F32x16, F32x16)
 def select_f32(simd: Simd, mask: Value, a: Value, b: Value) -> Value:
     """a where the mask is set, else b."""
     return simd.select(mask, a, b)
 
 
-@_emits(I32x16, Mask16, I32x16, I32x16)
+@emits(I32x16, Mask16, I32x16, I32x16)
 def select_i32(simd: Simd, mask: Value, a: Value, b: Value) -> Value:
     """a where the mask is set, else b."""
     return simd.select(mask, a, b)
 
 
-@_emits(types.float32, F32x16)
+@emits(types.float32, F32x16)
 def sum_f32(simd: Simd, v: Value) -> Value:
     """Sum of the lanes, in a fixed order."""
     return simd.sum(v)
 
 
-@_emits(types.float32, F32x16)
+@emits(types.float32, F32x16)
 def maximum_f32(simd: Simd, v: Value) -> Value:
     """The largest lane."""
     return simd.maximum(v)
 
 
-@_emits(types.int32, I32x16)
+@emits(types.int32, I32x16)
 def sum_i32(simd: Simd, v: Value) -> Value:
     """Sum of the lanes."""
     return simd.sum(v)
 
 
-@_emits(F32x16, I32x16)
+@emits(F32x16, F32x16, F32x16)
+def even_lanes(simd: Simd, a: Value, b: Value) -> Value:
+    """Elements 0, 2, 4, … of the 32 in a and b."""
+    return simd.shuffle(a, b, range(0, 32, 2))
+
+
+@emits(F32x16, F32x16, F32x16)
+def odd_lanes(simd: Simd, a: Value, b: Value) -> Value:
+    """Elements 1, 3, 5, … of the 32 in a and b."""
+    return simd.shuffle(a, b, range(1, 32, 2))
+
+
+@emits(F32x16, F32x16, F32x16)
+def interleave_low(simd: Simd, a: Value, b: Value) -> Value:
+    """a0, b0, a1, b1, … a7, b7."""
+    return simd.shuffle(a, b, [i // 2 + 16 * (i % 2) for i in range(16)])
+
+
+@emits(F32x16, F32x16, F32x16)
+def interleave_high(simd: Simd, a: Value, b: Value) -> Value:
+    """a8, b8, … a15, b15."""
+    return simd.shuffle(a, b, [8 + i // 2 + 16 * (i % 2) for i in range(16)])
+
+
+@emits(F32x16, I32x16)
 def to_f32(simd: Simd, v: Value) -> Value:
     """int32 to float32."""
     return simd.to_f32(v)
 
 
-@_emits(I32x16, F32x16)
+@emits(I32x16, F32x16)
 def round_to_i32(simd: Simd, v: Value) -> Value:
     """float32 to the nearest int32, ties to even; right for |v| < 2^22."""
     return simd.round_to_i32(v)
 
 
-@_emits(types.int32, Mask16)
+@emits(I32x16, F32x16)
+def truncate_to_i32(simd: Simd, v: Value) -> Value:
+    """float32 towards zero to int32; |v| must be below 2^31."""
+    return simd.truncate_to_i32(v)
+
+
+@emits(types.int64, I32x16)
+def sum_wide_u32(simd: Simd, v: Value) -> Value:
+    """Sum of the lanes, taken as unsigned, without overflow."""
+    return simd.sum(simd.extend(v, s.vector(s.I64)))
+
+
+@emits(types.int64, _address, I32x16, Mask16)
+def compress_i32(simd: Simd, address: Value, v: Value, mask: Value) -> Value:
+    """Write the lanes where the mask is set, one behind the other; how many they are."""
+    simd.compress_store(address, v, mask)
+    return simd.extend(simd.count_ones(simd.bitcast(mask, s.I16)), s.I64)
+
+
+@emits(types.int32, Mask16)
 def mask_bits(simd: Simd, mask: Value) -> Value:
     """The mask as an integer, lane i in bit i."""
     return simd.extend(simd.bitcast(mask, s.I16), s.I32)
 
 
-@_emits(types.void, _address)
+@emits(types.void, _address)
 def prefetch(simd: Simd, address: Value) -> None:
     """Ask for the cache line at an address; never faults."""
     simd.prefetch(address)
 
 
-@_emits(types.int32, _address, types.int32)
+@emits(types.int32, _address, types.int32)
 def atomic_add_i32(simd: Simd, address: Value, amount: Value) -> Value:
     """Add to an int32 in shared memory; the value before."""
     return simd.atomic_add_i32(address, amount)
 
 
-@_emits(types.int32, _address)
+@emits(types.int32, _address)
 def load_acquire_i32(simd: Simd, address: Value) -> Value:
     """Read an int32 that another process writes; later reads stay after it."""
     return simd.load_acquire_i32(address)
 
 
-@_emits(types.void, _address, types.int32)
+@emits(types.void, _address, types.int32)
 def store_release_i32(simd: Simd, address: Value, number: Value) -> None:
     """Write an int32 that another process reads; earlier writes stay before it."""
     simd.store_release_i32(address, number)
 
 
-@_emits(types.void)
+@emits(types.void)
 def pause(simd: Simd) -> None:
     """In a spin loop: rest the core for a moment."""
     simd.pause()
 
 
-@_emits(types.void)
+@emits(types.void)
 def sched_yield(simd: Simd) -> None:
     """In a spin loop: let another process run."""
     simd.sched_yield()
