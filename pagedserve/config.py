@@ -64,7 +64,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     http: Annotated[bool, Meta(description="serve the OpenAI-compatible API and the chat page")] = True
     http_host: Annotated[str, Meta(description="address that the API listens on")] = "127.0.0.1"
-    http_port: Annotated[int, Meta(ge=0, le=65535, description="port that the API listens on")] = 8000
+    http_port: Annotated[int, Meta(ge=1, le=65535, description="port that the API listens on")] = 8000
     home: Annotated[str, Meta(description="folder of downloaded models and compiled kernels")] = "~/.cache/pagedserve"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe kind of log line to print")
@@ -121,6 +121,12 @@ def environment(config: Config) -> dict[str, str]:
     """The variables that make a child process load this same Config, whatever file or flags made it."""
     variables = {PREFIX + key.name.upper(): _to_text(getattr(config, key.name)) for key in KEYS}
     return variables | {_FILE_VARIABLE: ""}
+
+
+def child_environment(config: Config) -> dict[str, str]:
+    """The whole environment for a child process of this server: the Config, and no thread pools beside our team."""
+    threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**os.environ, **threads, **environment(config), "PYTHONUNBUFFERED": "1"}
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

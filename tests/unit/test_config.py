@@ -89,7 +89,7 @@ def test_environment_values_are_read_from_text_and_mistakes_name_the_variable() 
     assert (loaded.http, loaded.pool_tokens) == (False, 4096)
     with pytest.raises(ConfigError) as caught:
         config.load_config(environ={"PAGEDSERVE_HTTP_PORT": "70000"})
-    assert str(caught.value) == "environment: PAGEDSERVE_HTTP_PORT: expected an integer within 0..65535, got '70000'"
+    assert str(caught.value) == "environment: PAGEDSERVE_HTTP_PORT: expected an integer within 1..65535, got '70000'"
     with pytest.raises(ConfigError, match="environment: PAGEDSERVE_WORKER: unknown key, did you mean workers"):
         config.load_config(environ={"PAGEDSERVE_WORKER": "2"})
 
