@@ -57,8 +57,7 @@ def plan_attention(
 ) -> tuple[int, int]:
     """Write a plan's items and how many there are: (num_items for attention_tile, num_combines for combine_tile).
 
-    The items begin at `plan`, largest first; the combines at plan + capacity * ITEM_BYTES. Each is worked on once for each
-    kv_head. query_start_loc, num_computed_tokens and block_table_start are addresses of the StepPlan's int32 columns,
+    The items begin at `plan`, largest first, the combines behind them; each is worked on once for each kv_head. query_start_loc, num_computed_tokens and block_table_start are addresses of the StepPlan's int32 columns,
     `plan` of a buffer of attention_plan_bytes whose `capacity` is max_items. window 0 is none. At most max_states
     partial states are used.
     """
@@ -98,6 +97,8 @@ def plan_attention(
     _sort_descending(keys, num_items)
     for i in range(num_items):
         _copy_item(plan + i * ITEM_BYTES, unsorted + (read_i64(keys + 8 * i) & 0xFFFFF) * ITEM_BYTES)
+    for i in range(num_combines):
+        _copy_item(plan + (num_items + i) * ITEM_BYTES, plan + (capacity + i) * ITEM_BYTES)
     return num_items, num_combines
 
 

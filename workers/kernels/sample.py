@@ -50,15 +50,15 @@ _SUM_VECTORS = 64  # float32 lanes add so many exponentials before they go on in
 
 
 def sample_work_bytes(vocab_size: int) -> int:
-    """Bytes of the buffer, private to a worker, that sample_row works in."""
+    """Bytes of the buffer, private to a worker, that sample works in."""
     return 3 * 4 * (vocab_size + 15)
 
 
 @njit(cache=True)
-def sample_row(
-    row: int,
+def sample(
     logits: int,
     vocab_size: int,
+    row: int,
     history: int,
     bias_token_ids: int,
     bias_values: int,
