@@ -42,14 +42,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 # ---- client -> scheduler ----------------------------------------------------------------------------------------
 
 
-class Hello(Message, tag=True):
+class Hello(Message, frozen=True, tag=True):
     """First message of a client. Answer: Welcome or Failure."""
 
     protocol: int
     client: str = ""
 
 
-class Generate(Message, tag=True):
+class Generate(Message, frozen=True, tag=True):
     """Add one request. request_id is the client's own, unique among its live requests. Answers: Tokens… or Failure."""
 
     request_id: str
@@ -59,14 +59,14 @@ class Generate(Message, tag=True):
     cache_salt: str = ""
 
 
-class Abort(Message, tag=True):
+class Abort(Message, frozen=True, tag=True):
     """End one request (all its sequences). Answered by its last Tokens, finish_reason "abort"; unknown ids are ignored."""
 
     request_id: str
     finish_reason: str = "abort"  # "stop" when the client matched a stop string
 
 
-class Fork(Message, tag=True):
+class Fork(Message, frozen=True, tag=True):
     """Copy a running request, sharing all its blocks; the copy goes on under `new_request_id` with its own seed."""
 
     request_id: str
@@ -74,7 +74,7 @@ class Fork(Message, tag=True):
     seed: int | None = None
 
 
-class GetStatus(Message, tag=True):
+class GetStatus(Message, frozen=True, tag=True):
     """Ask for Status. `blocks` asks for the state of every block as well."""
 
     blocks: bool = False
@@ -97,8 +97,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
 
 
-class Welcome(Message, tag=True):
-    """Answer to Hello, sent at once: `ready` is False while the team still loads (Generate is queued until then)."""
+class Welcome(Message, frozen=True, tag=True):
+    """Answer to Hello, sent at once: `ready` is False while the team still loads (Generate is queued until then).
+
+    `scheduler_id` differs from one scheduler process to the next: a client that sees it change has lost its requests.
+    """
 
     protocol: int
     instance: str
@@ -107,6 +110,7 @@ class Welcome(Message, tag=True):
     num_blocks: int
     max_num_seqs: int
     ready: bool
+    scheduler_id: str = ""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -141,13 +145,13 @@ class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     error: str | None = None
 
 
-class Tokens(Message, tag=True):
+class Tokens(Message, frozen=True, tag=True):
     """All new tokens of one client's requests in one step."""
 
     outputs: tuple[SequenceTokens, ...]
 
 
-class Failure(Message, tag=True):
+class Failure(Message, frozen=True, tag=True):
     """A refused request or message. `request_id` is None when the message named none."""
 
     code: str
@@ -165,7 +169,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     isa: str = ""
 
 
-class Status(Message, tag=True):
+class Status(Message, frozen=True, tag=True):
     """The server at one moment. Counters are totals since start; rates are the clients' to derive."""
 
     instance: str
@@ -201,7 +205,7 @@ SchedulerMessage = Welcome | Tokens | Failure | Status
 # ---- worker <-> scheduler ---------------------------------------------------------------------------------------
 
 
-class Join(Message, tag=True):
+class Join(Message, frozen=True, tag=True):
     """First message of a worker process. Answer: Setup (at once, or when the preparing worker is Ready) or Failure."""
 
     protocol: int
@@ -209,7 +213,7 @@ class Join(Message, tag=True):
     pid: int
 
 
-class Setup(Message, tag=True):
+class Setup(Message, frozen=True, tag=True):
     """What a worker needs to map the segments. `prepare`: this one packs the weights and makes the arena, for all."""
 
     worker_id: int  # as asked for in Join, or the next free one where that was -1
@@ -226,7 +230,7 @@ class Setup(Message, tag=True):
     max_team: int
 
 
-class Ready(Message, tag=True):
+class Ready(Message, frozen=True, tag=True):
     """The worker has mapped everything, its kernels are compiled, it can run a step. Answer: StepPlan or Shutdown."""
 
     worker_id: int
@@ -235,7 +239,7 @@ class Ready(Message, tag=True):
     team_bytes: int
 
 
-class StepPlan(Message, tag=True):
+class StepPlan(Message, frozen=True, tag=True):
     """One forward pass for the whole team. All shapes: N tokens, S sequences, R rows that sample.
 
     Sequence s owns tokens query_start_loc[s]:query_start_loc[s+1]; its first token has position
@@ -258,7 +262,7 @@ class StepPlan(Message, tag=True):
     bias_values: bytes = b""  # float32; -inf bans a token
 
 
-class StepResult(Message, tag=True):
+class StepResult(Message, frozen=True, tag=True):
     """A worker's reply to a StepPlan. Only rank 0 carries the columns; `ok` False means the abort flag ended the step."""
 
     step_id: int
@@ -272,7 +276,7 @@ class StepResult(Message, tag=True):
     step_time_s: float = 0.0
 
 
-class Shutdown(Message, tag=True):
+class Shutdown(Message, frozen=True, tag=True):
     """Ask a worker to end (instead of a plan)."""
 
 
