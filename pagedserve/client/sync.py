@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -65,12 +66,15 @@ class Stream(Iterator[Delta]):
             raise request.error
         raise StopIteration
 
-    def poll(self) -> Delta | None:
-        """A delta that has arrived already, or None; reads what the socket holds, without waiting."""
-        self._client.pump(0.0)
-        if self._request.error is not None:
-            raise self._request.error
-        return self._request.deltas.popleft() if self._request.deltas else None
+    def poll(self, timeout_s: float = 0.0) -> Delta | None:
+        """The next delta if it comes within `timeout_s`, else None. Errors are those of iteration."""
+        request = self._request
+        self._client.pump_until(lambda: bool(request.deltas) or request.finished, wait_s=timeout_s)
+        if request.deltas:
+            return request.deltas.popleft()
+        if request.error is not None:
+            raise request.error
+        return None
 
     @property
     def finished(self) -> bool:
@@ -129,10 +133,10 @@ class Client:
         for option, value in SOCKET_OPTIONS:
             self._socket.setsockopt(option, value)
         self._socket.connect(self.endpoint)
-        self._last_heard = time.monotonic()
+        self._last_heard = self._last_pumped = self._last_asked = time.monotonic()
         try:
             self.send(self.session.hello())
-            self.pump_until(lambda: self.session.welcome is not None, timeout_s)
+            self.pump_until(lambda: self.session.welcome is not None, give_up_s=timeout_s)
         except BaseException:
             self.close()
             raise
@@ -193,7 +197,7 @@ class Client:
         """The server's state now."""
         before = self.session.status
         self.send(self.session.get_status(blocks=blocks))
-        self.pump_until(lambda: self.session.status is not before, timeout_s)
+        self.pump_until(lambda: self.session.status is not before, give_up_s=timeout_s)
         assert self.session.status is not None
         return self.session.status
 
@@ -232,9 +236,9 @@ class Client:
 
     def pump(self, timeout_s: float) -> None:
         """Read what arrives within `timeout_s` and give it to its requests."""
-        if not self._socket.poll(int(timeout_s * 1000)):
-            return
-        while True:
+        arrived = self._socket.poll(int(timeout_s * 1000))
+        self._last_pumped = time.monotonic()
+        while arrived:
             try:
                 body = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
@@ -245,21 +249,30 @@ class Client:
             if self.session.failure is not None:
                 raise self.session.failure
 
-    def pump_until(self, done: Callable[[], bool], timeout_s: float | None = None) -> None:
-        """Read until `done`; ServerUnavailableError after `timeout_s` of silence, sooner when the server has ended."""
-        timeout_s = self._give_up_s if timeout_s is None else timeout_s
-        if not done():
-            self._last_heard = time.monotonic()
+    def pump_until(self, done: Callable[[], bool], *, give_up_s: float | None = None, wait_s: float = math.inf) -> None:
+        """Read until `done`, or for `wait_s`.
+
+        ServerUnavailableError after `give_up_s` without a message from the server, sooner when it has ended in order.
+        """
+        give_up_s = self._give_up_s if give_up_s is None else give_up_s
+        ask_s = give_up_s / ASKS
+        deadline = time.monotonic() + wait_s
         while not done():
-            self.pump(timeout_s / ASKS)
-            silence_s = time.monotonic() - self._last_heard
-            if silence_s < timeout_s / ASKS or done():
-                continue
-            if silence_s >= timeout_s or has_ended(self.endpoint):
-                error = unavailable(self.endpoint)
-                self.session.fail(error)
-                raise error
-            self._socket.send(self.session.hello(), zmq.NOBLOCK)
+            started = time.monotonic()
+            if started - self._last_pumped > ask_s:
+                self._last_heard = started  # nobody listened: that was not the server's silence
+            self.pump(max(0.0, min(ask_s, deadline - started)))
+            now = time.monotonic()
+            silence_s = now - max(self._last_heard, self._last_asked)
+            if silence_s >= ask_s and not done():
+                if now - self._last_heard >= give_up_s or has_ended(self.endpoint):
+                    error = unavailable(self.endpoint)
+                    self.session.fail(error)
+                    raise error
+                self._last_asked = now
+                self._socket.send(self.session.hello(), zmq.NOBLOCK)
+            if now >= deadline:
+                return
 
 
 def chosen_sampling(sampling: SamplingParams | None, params: dict[str, Any]) -> SamplingParams:
