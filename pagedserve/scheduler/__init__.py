@@ -1,0 +1,1 @@
+"""The deciding process: the pure scheduler core, and the service that connects it to sockets."""

@@ -1,0 +1,229 @@
+"""Batch: the sequences of one step, what is left of the step's budget, and the step as a StepPlan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pagedserve.contract.messages import SAMPLE_ROW, Int32, StepPlan, pack_ids
+from pagedserve.scheduler.limits import Limits
+from pagedserve.scheduler.request import Request, Sequence, sequence_seed
+
+_NO_TOKENS: Int32 = np.empty(0, dtype=np.int32)
+
+
+@dataclass(slots=True, eq=False)
+class Scheduled:
+    """One sequence's part of a step: `num_tokens` known tokens, then drafts; rows of prompt logprobs, then sampling."""
+
+    sequence: Sequence
+    num_tokens: int
+    num_target_rows: int
+    num_sampled_rows: int  # 1, or one for each output of a request whose prompt ends here; drafts add one each
+    copy: tuple[int, int] | None
+    drafts: Int32 = field(default_factory=lambda: _NO_TOKENS)
+    first_row: int = 0
+
+
+class Batch:
+    """Collects sequences within the limits of a step."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.parts: dict[Sequence, Scheduled] = {}
+        self.num_tokens_left = limits.max_num_batched_tokens
+        self.num_rows_left = limits.max_num_rows
+        self.num_chunk_tokens_left = limits.max_num_batched_tokens  # for sequences more than one token behind
+        self.hashes: set[bytes] = set()  # blocks that this step computes (or begins to): nobody else need do it
+        self.has_preempted = False
+
+    def limit_chunks(self, num_tokens: int) -> None:
+        """From here on at most `num_tokens` for sequences that are more than one token behind."""
+        self.num_chunk_tokens_left = num_tokens
+
+    def room_for_chunk(self) -> int:
+        """Tokens that a sequence more than one token behind can have now."""
+        return min(self.num_tokens_left, self.num_chunk_tokens_left)
+
+    def add(self, part: Scheduled, is_chunk: bool) -> None:
+        """Take a sequence's part in."""
+        self.parts[part.sequence] = part
+        self.num_tokens_left -= part.num_tokens
+        self.num_rows_left -= part.num_target_rows + part.num_sampled_rows
+        if is_chunk:
+            self.num_chunk_tokens_left -= part.num_tokens
+
+    def add_drafts(self, part: Scheduled, drafts: Int32) -> None:
+        """Let the step verify drafts after a part's last token."""
+        part.drafts = drafts
+        self.num_tokens_left -= len(drafts)
+        self.num_rows_left -= len(drafts)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a preempted sequence out again, if it is in."""
+        part = self.parts.pop(sequence, None)
+        if part is not None:
+            self.num_tokens_left += part.num_tokens
+            self.num_rows_left += part.num_target_rows + part.num_sampled_rows
+
+    def plan(self, step_id: int) -> tuple[StepPlan, Int32]:
+        """The step for the team (whose names are still missing) and num_logprobs of each of its rows."""
+        tokens: list[Int32] = []
+        tables: list[Int32] = []
+        lengths: list[int] = [0]
+        table_lengths: list[int] = [0]
+        computed: list[int] = []
+        copies: list[int] = []
+        rows = _Rows()
+        first_token = 0
+        for sequence, part in self.parts.items():
+            start = sequence.num_computed_tokens
+            tokens.append(sequence.tokens.values[start : start + part.num_tokens])
+            tokens.append(part.drafts)
+            num_tokens = part.num_tokens + len(part.drafts)
+            tables.append(sequence.table.view())
+            lengths.append(num_tokens)
+            table_lengths.append(sequence.table.length)
+            computed.append(start)
+            if part.copy is not None:
+                copies.extend(part.copy)
+            rows.add(part, first_token)
+            first_token += num_tokens
+        columns = rows.columns()
+        plan = StepPlan(
+            step_id=step_id,
+            team=(),
+            token_ids=pack_ids(np.concatenate(tokens)),
+            query_start_loc=pack_ids(np.cumsum(lengths)),
+            num_computed_tokens=pack_ids(computed),
+            block_tables=pack_ids(np.concatenate(tables)),
+            block_table_start=pack_ids(np.cumsum(table_lengths)),
+            copies=pack_ids(copies),
+            rows=columns.tobytes(),
+            history=rows.history(),
+            bias_token_ids=rows.bias_token_ids(),
+            bias_values=rows.bias_values(),
+        )
+        return plan, columns["num_logprobs"]
+
+
+class _Rows:
+    """The SAMPLE_ROW column and its ragged neighbours while they grow: one list for each field that differs by row."""
+
+    def __init__(self) -> None:
+        self._templates: list[bytes] = []
+        self._token_index: list[int] = []
+        self._target: list[int] = []
+        self._num_logprobs: list[int] = []
+        self._seed: list[int] = []
+        self._position: list[int] = []
+        self._history_span: list[tuple[int, int, int]] = []
+        self._bias_span: list[tuple[int, int]] = []
+        self._history: list[Int32] = []
+        self._history_length = 0
+        self._bias_token_ids: list[Int32] = []
+        self._bias_values: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []
+        self._bias_length = 0
+
+    def add(self, part: Scheduled, first_token: int) -> None:
+        """Add a part's rows; its first token is number `first_token` of the step."""
+        part.first_row = len(self._templates)
+        sequence, request = part.sequence, part.sequence.request
+        start = sequence.num_computed_tokens
+        if part.num_target_rows:
+            first = len(request.prompt_logprobs)  # the next prompt token whose logprob is missing
+            for position in range(first, first + part.num_target_rows):
+                target = int(sequence.tokens.values[position])
+                token_index = first_token + position - 1 - start
+                self._add(request, token_index, position, request.num_prompt_logprobs, target=target)
+        if not part.num_sampled_rows:
+            return
+        last_token = first_token + part.num_tokens - 1
+        span = self._add_history(part) if request.needs_history else (0, 0, 0)
+        if not request.has_parted:
+            for index in range(part.num_sampled_rows):
+                seed = sequence_seed(sequence.seed, index)
+                bias = self._add_bias(request, sequence.num_output_tokens)
+                self._add(request, last_token, sequence.num_tokens, request.num_logprobs, seed, span, bias)
+            return
+        for num_drafts in range(1 + len(part.drafts)):  # row j samples after j drafts
+            self._add(
+                request,
+                last_token + num_drafts,
+                sequence.num_tokens + num_drafts,
+                request.num_logprobs,
+                sequence.seed,
+                (span[0], span[1] + num_drafts, span[2]) if request.needs_history else span,
+                self._add_bias(request, sequence.num_output_tokens + num_drafts),
+            )
+
+    def _add(
+        self,
+        request: Request,
+        token_index: int,
+        position: int,
+        num_logprobs: int,
+        seed: int = 0,
+        history_span: tuple[int, int, int] = (0, 0, 0),
+        bias_span: tuple[int, int] = (0, 0),
+        target: int = -1,
+    ) -> None:
+        self._templates.append(request.row_template)
+        self._token_index.append(token_index)
+        self._target.append(target)
+        self._num_logprobs.append(num_logprobs)
+        self._seed.append(seed)
+        self._position.append(position)
+        self._history_span.append(history_span)
+        self._bias_span.append(bias_span)
+
+    def _add_history(self, part: Scheduled) -> tuple[int, int, int]:
+        """Put the tokens that penalties see into `history`, drafts last; (start, end without drafts, prompt tokens)."""
+        sequence, request = part.sequence, part.sequence.request
+        sees_prompt = request.sampling.repetition_penalty != 1.0
+        seen = sequence.tokens.view() if sees_prompt else sequence.output_token_ids()
+        self._history += [seen, part.drafts]
+        start = self._history_length
+        self._history_length += len(seen) + len(part.drafts)
+        return start, start + len(seen), request.num_prompt_tokens if sees_prompt else 0
+
+    def _add_bias(self, request: Request, num_output_tokens: int) -> tuple[int, int]:
+        """Put logit_bias, and before min_tokens the ban of all tokens that would end the output, into `bias_*`."""
+        start = self._bias_length
+        if len(request.bias_token_ids):
+            self._bias_token_ids.append(request.bias_token_ids)
+            self._bias_values.append(request.bias_values)
+            self._bias_length += len(request.bias_token_ids)
+        if num_output_tokens < request.sampling.min_tokens and len(request.banned_token_ids):
+            self._bias_token_ids.append(request.banned_token_ids)
+            self._bias_values.append(np.full(len(request.banned_token_ids), -np.inf, dtype=np.float32))
+            self._bias_length += len(request.banned_token_ids)
+        return start, self._bias_length
+
+    def columns(self) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+        """The SAMPLE_ROW array."""
+        rows = np.frombuffer(bytearray(b"".join(self._templates)), dtype=SAMPLE_ROW)
+        if len(rows):
+            rows["token_index"] = self._token_index
+            rows["target"] = self._target
+            rows["num_logprobs"] = self._num_logprobs
+            rows["seed"] = np.array(self._seed, dtype=np.uint64)
+            rows["position"] = self._position
+            spans = np.array(self._history_span, dtype=np.int32)
+            rows["history_start"], rows["history_end"], rows["history_prompt"] = spans.T
+            rows["bias_start"], rows["bias_end"] = np.array(self._bias_span, dtype=np.int32).T
+        return rows
+
+    def history(self) -> bytes:
+        """The `history` column."""
+        return pack_ids(np.concatenate(self._history)) if self._history else b""
+
+    def bias_token_ids(self) -> bytes:
+        """The `bias_token_ids` column."""
+        return pack_ids(np.concatenate(self._bias_token_ids)) if self._bias_token_ids else b""
+
+    def bias_values(self) -> bytes:
+        """The `bias_values` column."""
+        if not self._bias_values:
+            return b""
+        return np.concatenate(self._bias_values).astype("<f4", copy=False).tobytes()

@@ -1,0 +1,204 @@
+"""Scheduler: the pure core. Events in (add, fork, abort, plan, apply), records out; no I/O, no clock, no environment.
+
+It owns the live requests and the one step in flight. Planner decides what is in a step, Progress what its result means,
+Pool what happens to blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from pagedserve.contract.errors import ProtocolError, RequestError
+from pagedserve.contract.messages import Fork, Generate, Int32, StepPlan, StepResult
+from pagedserve.scheduler import refusals
+from pagedserve.scheduler.batch import Batch
+from pagedserve.scheduler.beam import BeamSearch
+from pagedserve.scheduler.counters import Counters
+from pagedserve.scheduler.invariants import require
+from pagedserve.scheduler.limits import Limits
+from pagedserve.scheduler.outputs import Output, Outputs
+from pagedserve.scheduler.planner import Planner
+from pagedserve.scheduler.pool import Pool
+from pagedserve.scheduler.progress import Progress
+from pagedserve.scheduler.queues import Queues
+from pagedserve.scheduler.request import Request, Sequence, State, new_request
+from pagedserve.scheduler.results import Results
+
+
+class Scheduler:
+    """Continuous batching over one paged pool. `now` is in seconds of any monotonic clock."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.counters = Counters()
+        self._pool = Pool(limits)
+        self._queues = Queues()
+        self._planner = Planner(limits, self._pool, self._queues, self.counters)
+        self._progress = Progress(limits, self._pool, self._queues, self.counters)
+        self._requests: dict[tuple[bytes, str], Request] = {}
+        self._num_arrivals = 0
+        self._num_plans = 0
+        self._flight: tuple[Batch, StepPlan, Int32] | None = None  # the last: num_logprobs of each row
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+
+    def add(self, client: bytes, message: Generate, now: float) -> None:
+        """Put a request into the queue; RequestError when it is wrong, can never fit, or finds the queue full."""
+        self._check_new_id(client, message.request_id, "request_id")
+        prompt = refusals.check_generate(message, self.limits)
+        refusals.check_queue(len(self._queues.waiting), self.limits)
+        request = self._new_request(client, message, prompt, now)
+        if request.sampling.beam_width > 1:
+            request.beam = BeamSearch(request)
+        self._queues.wait(request.sequences[0])
+
+    def fork(self, client: bytes, message: Fork, now: float) -> None:
+        """Go on from a live request's tokens under a new id and seed, sharing every block it has computed.
+
+        Only tokens after the fork are reported; the original's limits hold for the copy. Without a free seat the copy
+        waits in the queue like any request. RequestError: not_found, queue_full, or a request with several outputs.
+        """
+        original = self._requests.get((client, message.request_id))
+        if original is None:
+            raise RequestError(f"no live request {message.request_id!r}", code="not_found", param="request_id")
+        if original.num_sequences > 1:
+            raise RequestError(
+                f"request {message.request_id!r} has {original.num_sequences} outputs; only one output can be forked",
+                param="request_id",
+            )
+        self._check_new_id(client, message.new_request_id, "new_request_id")
+        parent = original.sequences[0]
+        num_seats = sum(sequence.num_seats for sequence in self._queues.running)
+        shares = parent.state is State.RUNNING and num_seats < self.limits.max_num_seqs
+        if not shares:
+            refusals.check_queue(len(self._queues.waiting), self.limits)
+        sampling = msgspec.structs.replace(original.sampling, seed=message.seed, prompt_logprobs=None)
+        copied = Generate(
+            request_id=message.new_request_id,
+            prompt_token_ids=b"",
+            sampling=sampling.validate(),
+            priority=original.priority,
+            cache_salt=original.cache_salt,
+        )
+        prompt = parent.tokens.values[: original.num_prompt_tokens]
+        request = self._new_request(client, copied, prompt, now)
+        self._progress.fork(parent, request.sequences[0], shares)
+        request.num_cached_tokens = min(request.sequences[0].num_computed_tokens, request.num_prompt_tokens)
+
+    def abort(self, client: bytes, request_id: str, finish_reason: str = "abort") -> list[Output]:
+        """End a request in whatever state it is; its last records, none when there is no such request.
+
+        Blocks that the step in flight writes are given back when it has been answered. RequestError: finish_reason.
+        """
+        if finish_reason not in ("abort", "stop"):
+            raise RequestError(f"finish_reason must be abort or stop, got {finish_reason!r}", param="finish_reason")
+        request = self._requests.pop((client, request_id), None)
+        if request is None:
+            return []
+        outputs = Outputs(self.counters)
+        outputs.end(request, finish_reason)
+        for sequence in request.sequences:
+            self._queues.leave(sequence, State.FINISHED)
+            if self._flight is None or sequence not in self._flight[0].parts:
+                self._pool.release(sequence)
+        return outputs.records
+
+    def abort_client(self, client: bytes) -> None:
+        """End all requests of a client that is gone."""
+        for owner, request_id in tuple(self._requests):
+            if owner == client:
+                self.abort(client, request_id)
+
+    def _new_request(self, client: bytes, message: Generate, prompt: Int32, now: float) -> Request:
+        request = new_request(client, message, prompt, self.limits, self._num_arrivals, now)
+        self._num_arrivals += 1
+        self._requests[client, message.request_id] = request
+        return request
+
+    def _check_new_id(self, client: bytes, request_id: str, param: str) -> None:
+        if (client, request_id) in self._requests:
+            raise RequestError(f"{param}: a live request is called {request_id!r} already", param=param)
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step could be planned now."""
+        return self._flight is None and bool(self._queues.running or self._queues.waiting)
+
+    @property
+    def in_flight(self) -> StepPlan | None:
+        """The plan that awaits its result: after a loss of workers it is sent again as it is (with another team)."""
+        return self._flight[1] if self._flight is not None else None
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step, `team` left empty; None when nothing can be computed. InvariantError with a step in flight."""
+        require(self._flight is None, "a step is planned while another is in flight")
+        batch = self._planner.next_batch(now)
+        if batch is None:
+            return None
+        plan, num_logprobs = batch.plan(self._num_plans)
+        self._num_plans += 1
+        self._flight = (batch, plan, num_logprobs)
+        return plan
+
+    def apply(self, result: StepResult) -> list[Output]:
+        """Take the result of the step in flight; new tokens and ends as records for (client, request).
+
+        ProtocolError, and nothing is changed, when it is another step's, was aborted, or does not fit the plan.
+        """
+        if self._flight is None or result.step_id != self._flight[1].step_id or not result.ok:
+            expected = "none" if self._flight is None else str(self._flight[1].step_id)
+            raise ProtocolError(f"result of step {result.step_id} (ok: {result.ok}), expected {expected}")
+        batch, _, num_logprobs = self._flight
+        results = Results(result, num_logprobs, self.limits.vocab_size)
+        self._flight = None
+        records = self._progress.apply(batch, results)
+        for client, record in records:
+            if record.finished:
+                del self._requests[client, record.request_id]
+        return records
+
+    # ---- state ------------------------------------------------------------------------------------------------------
+
+    def snapshot(self, blocks: bool = False) -> dict[str, Any]:
+        """The fields of Status that the core knows; `blocks` adds the state of every block."""
+        allocator = self._pool.allocator
+        return {
+            "num_running": len(self._queues.running),
+            "num_waiting": len(self._queues.waiting),
+            "num_free_blocks": allocator.num_free,
+            "num_cached_blocks": allocator.num_cached,
+            "num_referenced_blocks": allocator.num_referenced,
+            "block_states": allocator.states() if blocks else b"",
+            **asdict(self.counters),
+        }
+
+    def check(self) -> None:
+        """InvariantError naming the promise that does not hold. Slow: for tests."""
+        holders = list(self._holders())
+        self._pool.check(holders)
+        for sequence in self._queues.waiting:
+            require(sequence.state is State.WAITING and sequence.table.length == 0, "a waiting sequence holds blocks")
+        for name, ordered in (("waiting", self._queues.waiting), ("running", self._queues.running)):
+            require(ordered == sorted(ordered, key=lambda s: s.order), f"the {name} sequences are out of order")
+            require(len(set(ordered)) == len(ordered), f"a sequence is {name} twice")
+        queued = {*self._queues.waiting, *self._queues.running}
+        for request in self._requests.values():
+            for sequence in request.sequences:
+                is_live = sequence.state in (State.WAITING, State.RUNNING)
+                require(is_live == (sequence in queued), "a live sequence is in no queue, or another one is in one")
+                require(0 <= sequence.num_computed_tokens <= sequence.num_tokens, "more tokens computed than known")
+        if self._flight is not None:
+            for sequence, part in self._flight[0].parts.items():
+                self._pool.check_writes(sequence, part.num_tokens + len(part.drafts))
+
+    def _holders(self) -> Iterator[Sequence]:
+        """Sequences that may hold blocks: the running, and those that ended while a step with them is in flight."""
+        yield from self._queues.running
+        if self._flight is not None:
+            yield from (s for s in self._flight[0].parts if s.state is State.FINISHED)
