@@ -268,6 +268,12 @@ def copy_bytes(simd: Simd, to: Value, source: Value, num_bytes: Value) -> None:
     cgutils.raw_memcpy(simd.builder, simd.pointer(to, s.I8), simd.pointer(source, s.I8), num_bytes.llvm, 1)
 
 
+@emits(types.float32, _address)
+def read_bf16(simd: Simd, address: Value) -> Value:
+    """One bfloat16 from memory, as float32."""
+    return simd.bitcast(simd.extend(simd.load(address, s.I16), s.I32) << 16, s.F32)
+
+
 @emits(F32x16, F32x16, F32x16, F32x16)
 def fma(simd: Simd, a: Value, b: Value, c: Value) -> Value:
     """a * b + c, rounded once."""
