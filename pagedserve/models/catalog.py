@@ -169,6 +169,13 @@ def pull(name: str, models_dir: Path, report: Report = print) -> Path:
     return result
 
 
+def fetch_if_missing(name: str, models_dir: Path, report: Report = print) -> Path:
+    """`resolve`, after fetching a catalogue or hub model that is not here yet."""
+    if name in CATALOG or name.startswith(HUB_PREFIX):
+        return pull(name, models_dir, report)
+    return resolve(name, models_dir)
+
+
 def list_models(models_dir: Path) -> list[Model]:
     """The catalogue, then what else has been pulled."""
     names = {folder_name(name): name for name in CATALOG}

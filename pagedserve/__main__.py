@@ -1,0 +1,5 @@
+"""`python -m pagedserve`: the command line."""
+
+from pagedserve.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""`pagedserve chat`: a conversation on the terminal. A client like any other."""
