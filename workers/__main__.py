@@ -18,7 +18,7 @@ from pagedserve.contract.errors import PagedServeError
 from pagedserve.contract.instance import Instance
 from pagedserve.contract.messages import Setup
 from pagedserve.contract.parent import die_with_parent
-from workers.isa import isa_environment
+from workers.isa import kernel_environment
 
 log = logging.getLogger("workers")
 
@@ -41,12 +41,12 @@ def main() -> int:
 
 
 def _work(config: Config, worker_id: int) -> None:
-    os.environ.update(isa_environment(config.isa))
+    environment = kernel_environment(config.isa, Path(config.home))
+    cache = Path(environment["NUMBA_CACHE_DIR"])
+    cache.mkdir(parents=True, exist_ok=True)
+    os.environ.update(environment)
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
-    cache = Path(config.home) / "kernels"
-    cache.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(cache))
     from workers import worker  # no numba yet: only the socket, so that Setup travels while we compile
 
     socket = worker.join(Instance(config.instance), worker_id)

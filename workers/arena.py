@@ -15,7 +15,8 @@ from pagedserve.contract.control import CONTROL_BYTES
 from pagedserve.contract.messages import Setup, pack_ids
 from pagedserve.contract.sampling import MAX_LOGPROBS
 from workers.kernels.attention import attention_scratch_bytes
-from workers.kernels.linear import WTYPE_Q8_0, act_row_bytes
+from workers.kernels.linear_pack import WTYPE_Q8_0
+from workers.kernels.quantize import act_row_bytes
 from workers.weights import WeightLayout
 
 LOGITS_ROWS = 32  # rows whose logits exist at once: 6 MB of a vocabulary of 49,152

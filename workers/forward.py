@@ -16,7 +16,9 @@ from workers.kernels import program as p
 from workers.kernels.attention import attention_work_bytes, max_partial_states
 from workers.kernels.attention_plan import attention_plan_bytes, max_items, plan_attention
 from workers.kernels.kv import KvPool
-from workers.kernels.linear import act_row_bytes, is_quantized
+from workers.kernels.linear_pack import is_quantized
+from workers.kernels.quantize import act_row_bytes
+from workers.kernels.sample import sample_work_bytes
 from workers.weights import Matrix, Weights
 
 _NORMS = {"rms": p.NORM_RMS, "layer": p.NORM_LAYER}
@@ -46,7 +48,7 @@ class Forward:
         self._ops = np.array(builder.ops, dtype=np.int64)
         self._numbers = np.array(builder.numbers, dtype=np.float64)
         self._step = np.zeros(p.STEP_COLUMNS, dtype=np.int64)
-        self._work = np.zeros(attention_work_bytes(spec.head_dim), dtype=np.uint8)
+        self._work = np.zeros(max(attention_work_bytes(spec.head_dim), sample_work_bytes(spec.vocab_size)), dtype=np.uint8)
         self._windows = np.zeros((len(builder.windows), p.WINDOW_COLUMNS), dtype=np.int64)
         group = spec.num_heads // spec.num_kv_heads
         self._capacity = max_items(setup.max_num_batched_tokens, setup.max_num_seqs, group)

@@ -204,7 +204,7 @@ def _bias_values(checkpoint: Checkpoint, part: str) -> npt.NDArray[np.float32]:
 
 def _float_values(checkpoint: Checkpoint, name: str) -> npt.NDArray[np.float32]:
     tensor = checkpoint.tensor(name)
-    return pack.to_float32(tensor.data, tensor.type, math.prod(tensor.shape))
+    return pack.to_float32(tensor.data, tensor.type)
 
 
 def _pack_parts(parts: list[RawTensor], matrix: Matrix, out: Bytes) -> None:

@@ -142,7 +142,10 @@ def emit_quantized_tile(
         results = []
         for (row, panel), dot, total in zip(pairs, dots, totals, strict=True):
             d, minus_magic_d, *m = scales[panel]
-            product = s.fma(s.bitcast(dot, vector(F32)), d, minus_magic_d)
+            if s.has_fma:
+                product = s.fma(s.bitcast(dot, vector(F32)), d, minus_magic_d)
+            else:
+                product = s.to_f32(dot - MAGIC) * d
             total = s.fma(product, row_scales[row], total)
             results.append(s.fma(m[0], row_sums[row], total) if m else total)
         return results

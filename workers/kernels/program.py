@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
+from numba import njit, typeof, types
 
 from workers.kernels.activation import gelu_tanh_mul_row, gelu_tanh_row, silu_mul_row
 from workers.kernels.attention import attention_tile, combine_tile
-from workers.kernels.attention_plan import ITEM_BYTES
+from workers.kernels.attention_plan import ITEM_BYTES, plan_attention
 from workers.kernels.kv import KvPool, copy_block, write_kv
-from workers.kernels.linear import embed_row, linear_tile
+from workers.kernels.embedding import embed_row
+from workers.kernels.linear import linear_tile
+from workers.kernels.linear_pack import BLOCK, PANEL
 from workers.kernels.norm import layer_norm_row, rms_norm_row
-from workers.kernels.quantize import quantize_row
-from workers.kernels.rope import rope_head
-from workers.kernels.sample import sample
+from workers.kernels.quantize import RECORD_BYTES, quantize_row
+from workers.kernels.rope import PAIR_ADJACENT, PAIR_HALVES, rope_head
+from workers.kernels.sample import ROW_BYTES, sample
+from workers.kernels.simd import isa_name
 from workers.kernels.sync import barrier, claim
-from workers.kernels.vector import read_i32
+from workers.kernels.vector import load_first, read_i32, store_first
+
+__all__ = ["PAIR_ADJACENT", "PAIR_HALVES", "isa_name", "run"]
 
 OP_COLUMNS = 20
 
@@ -38,7 +43,6 @@ COPY_BLOCKS = 9
 
 NORM_RMS, NORM_LAYER = 0, 1
 SILU, GELU_TANH = 0, 1
-PAIR_ADJACENT, PAIR_HALVES = 0, 1
 
 # The step: sizes, then addresses of the batch's arrays (see Batch).
 (
@@ -62,6 +66,8 @@ WINDOW, WINDOW_PLAN, WINDOW_ITEMS, WINDOW_COMBINES, WINDOW_COLUMNS = range(5)
 
 _ROWS_PER_TILE = 4  # of the operations whose tiles are rows
 _TILES_PER_MEMBER = 8  # of a linear layer: enough that members end together, few enough that claims cost nothing
+_MAX_LINEAR_PANELS = 64
+_MAX_LOGPROBS = 64  # of contract.sampling
 _MAX_LINEAR_ROWS = 128  # of a tile: its activations stay in a core's L2 while panels stream by
 
 
@@ -161,7 +167,7 @@ def _run_tile(
     code, a = op[0], op[3:]
     begin, end = tile * size, min((tile + 1) * size, num_rows)
     if code == LINEAR:
-        _linear(a, tile, size, num_rows, work)
+        _linear(a, tile, size, num_rows)
     elif code == ATTENTION:
         w = windows[a[5]]
         item = w[WINDOW_PLAN] + tile // pool.num_kv_heads * ITEM_BYTES
@@ -176,13 +182,13 @@ def _run_tile(
         combine_tile(pool, tile % pool.num_kv_heads, item, a[1], a[0], a[1] * pool.head_dim * 4, partials, work)
     elif code == NORM:
         for row in range(begin, end):
-            _norm(a, number, row, read_i32(step[ROWS] + (first + row) * SAMPLE_ROW_BYTES) if a[7] else row)
+            _norm(a, number, row, read_i32(step[ROWS] + (first + row) * ROW_BYTES) if a[7] else row)
     elif code == QK_ROPE_WRITE:
         for row in range(begin, end):
             _qk_rope_write(a, number, row, step, pool)
     elif code == QUANTIZE:
         for row in range(begin, end):
-            quantize_row(a[0] + row * a[1] * 4, a[1], a[2] + row * act_row_bytes(WTYPE_Q8_0, a[1]))
+            quantize_row(a[0] + row * a[1] * 4, a[1], a[2] + row * _quantized_row_bytes(a[1]))
     elif code == ACTIVATE:
         for row in range(begin, end):
             _activate(a, row)
@@ -190,10 +196,22 @@ def _run_tile(
         for row in range(begin, end):
             _embed(a, number, row, step)
     elif code == SAMPLE:
-        _sample(a, first, tile, step)
+        _sample(a, first, tile, step, work)
     elif code == COPY_BLOCKS:
         pair = step[COPIES] + 8 * tile
         copy_block(pool, read_i32(pair), read_i32(pair + 4))
+
+
+@njit(cache=True)
+def _add_row(a: int, b: int, n: int, out: int) -> None:
+    """out = a + b, float32 [n] at each address."""
+    for i in range(0, n, 16):
+        store_first(out + 4 * i, load_first(a + 4 * i, n - i) + load_first(b + 4 * i, n - i), n - i)
+
+
+@njit(cache=True)
+def _quantized_row_bytes(n: int) -> int:
+    return n // BLOCK * RECORD_BYTES
 
 
 @njit(cache=True)
@@ -201,7 +219,7 @@ def _embed(a: Any, scale: float, row: int, step: Any) -> None:
     out = a[3] + row * a[2] * 4
     embed_row(a[0], a[1], a[2], read_i32(step[TOKEN_IDS] + 4 * row), out, scale)
     if a[4] != 0:
-        add_row(out, a[4] + read_i32(step[POSITIONS] + 4 * row) * a[2] * 4, a[2], out)
+        _add_row(out, a[4] + read_i32(step[POSITIONS] + 4 * row) * a[2] * 4, a[2], out)
 
 
 @njit(cache=True)
@@ -210,17 +228,17 @@ def _norm(a: Any, eps: float, row: int, source_row: int) -> None:
     source, out = a[1] + source_row * n * 4, a[2] + row * n * 4
     target = out if a[8] == 0 else source
     if a[0] == NORM_RMS:
-        rms_norm_row(source, a[4], eps, n, target)
+        rms_norm_row(source, n, a[4], eps, target)
     else:
-        layer_norm_row(source, a[4], a[5], eps, n, target)
+        layer_norm_row(source, n, a[4], a[5], eps, target)
     if a[8] != 0:
-        add_row(a[8] + row * n * 4, target, n, out)
+        _add_row(a[8] + row * n * 4, target, n, out)
     if a[3] != 0:
-        quantize_row(out, n, a[3] + row * act_row_bytes(WTYPE_Q8_0, n))
+        quantize_row(out, n, a[3] + row * _quantized_row_bytes(n))
 
 
 @njit(cache=True)
-def _linear(a: Any, tile: int, size: int, num_rows: int, work: int) -> None:
+def _linear(a: Any, tile: int, size: int, num_rows: int) -> None:
     """Tiles go through the panels first, so that a group of rows stays in cache and the weights stream."""
     num_panels = (a[3] + PANEL - 1) // PANEL
     panel_tiles = (num_panels + size - 1) // size
@@ -239,7 +257,7 @@ def _qk_rope_write(a: Any, eps: float, row: int, step: Any, pool: KvPool) -> Non
     for head in range(num_heads + pool.num_kv_heads):
         x, weight = q + head * head_bytes, a[7] if head < num_heads else a[8]
         if weight != 0:
-            rms_norm_row(x, weight, eps, pool.head_dim, x)
+            rms_norm_row(x, pool.head_dim, weight, eps, x)
         if a[3] != 0:
             angle = position * (a[5] // 2) * 4
             rope_head(x, a[3] + angle, a[4] + angle, a[5], a[6])
@@ -257,22 +275,33 @@ def _activate(a: Any, row: int) -> None:
     else:
         gelu_tanh_mul_row(x, x + n * 4, n, out)
     if a[6] != 0:
-        quantize_row(out, n, a[6] + row * act_row_bytes(WTYPE_Q8_0, n))
+        quantize_row(out, n, a[6] + row * _quantized_row_bytes(n))
 
 
 @njit(cache=True)
-def _sample(a: Any, first: int, row: int, step: Any) -> None:
+def _sample(a: Any, first: int, row: int, step: Any, work: int) -> None:
     index = first + row
     sample(
         a[0] + row * a[1] * 4,
         a[2],
-        step[ROWS] + index * SAMPLE_ROW_BYTES,
+        step[ROWS] + index * ROW_BYTES,
         step[HISTORY],
         step[BIAS_IDS],
         step[BIAS_VALUES],
         a[3] + 4 * index,
         a[4] + 4 * index,
         a[5] + 4 * index,
-        a[6] + 4 * index * MAX_LOGPROBS,
-        a[7] + 4 * index * MAX_LOGPROBS,
+        a[6] + 4 * index * _MAX_LOGPROBS,
+        a[7] + 4 * index * _MAX_LOGPROBS,
+        work,
     )
+
+
+def compile_all() -> None:
+    """Compile what a step needs, or load it from the cache on disk; later calls find it."""
+    pool = typeof(KvPool(0, 0, 0, 0, 0, 0))
+    integer = types.int64
+    rows, row = types.Array(integer, 2, "C"), types.Array(integer, 1, "C")
+    numbers = types.Array(types.float64, 1, "C")
+    run.compile((rows, numbers, integer, row, rows, pool, integer, integer, integer, integer, integer))
+    plan_attention.compile((integer,) * 10)

@@ -346,7 +346,7 @@ class Simd:
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """a * b + c, rounded once where the machine has FMA (x86 without it: rounded twice)."""
         b, c = self.like(a, b), self.like(a, c)
-        if "x86_64" in self._features and "fma" not in self._features:
+        if not self.has_fma:
             return a * b + c
         return self._call(f"llvm.fma.{_suffix(a.type)}", a.type, a, b, c)
 
@@ -435,6 +435,11 @@ class Simd:
             halves.append((self._arithmetic_shift(v16 << 8, 8), self._arithmetic_shift(v16, 8)))
         (a_even, a_odd), (b_even, b_odd) = halves
         return acc + self._multiply_add_pairs(a_even, b_even) + self._multiply_add_pairs(a_odd, b_odd)
+
+    @property
+    def has_fma(self) -> bool:
+        """Whether `fma` rounds once; only old x86 does not."""
+        return "x86_64" not in self._features or "fma" in self._features
 
     @property
     def has_vnni(self) -> bool:

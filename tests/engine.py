@@ -1,0 +1,142 @@
+"""Engine: scheduler core and forward pass in one process, without sockets: what kernels and golden tests drive."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pagedserve.contract import segments
+from pagedserve.contract.messages import Generate, SequenceTokens, Setup, StepResult, pack_ids, unpack_ids
+from pagedserve.contract.sampling import SamplingParams, sampling_params
+from pagedserve.models.open import open_checkpoint
+from pagedserve.scheduler.limits import Limits
+from pagedserve.scheduler.scheduler import Scheduler
+from workers import arena, weights
+from workers.batch import make_batch
+from workers.forward import Forward
+
+_NUMBERS = itertools.count()
+
+
+@dataclass
+class Answer:
+    """All that one sequence of a request was told."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: tuple[Any, ...] | None = None
+    finish_reason: str | None = None
+    num_cached_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    cumulative_logprob: float | None = None
+
+
+class Engine:
+    """A model with its pool; `generate` runs requests together to their end."""
+
+    def __init__(
+        self,
+        model: str | Path = "demo",
+        *,
+        compute: str = "auto",
+        block_size: int = 16,
+        num_blocks: int = 512,
+        max_num_batched_tokens: int = 128,
+        max_model_len: int | None = None,
+        **limits: Any,
+    ) -> None:
+        checkpoint = open_checkpoint(model)
+        length = min(max_model_len or checkpoint.spec.max_model_len, checkpoint.spec.max_model_len)
+        self.spec = replace(checkpoint.spec, max_model_len=length)
+        self.tag = f"test-{os.getpid()}-{next(_NUMBERS)}"
+        self.setup = Setup(
+            worker_id=0,
+            tag=self.tag,
+            prepare=True,
+            model_path=str(model),
+            compute=compute,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            pool_dtype="float32" if compute == "f32" else "float16",
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=limits.get("max_num_seqs", 64),
+            max_model_len=length,
+            max_team=4,
+        )
+        element_bytes = 4 if compute == "f32" else 2
+        pool_bytes = num_blocks * block_size * self.spec.kv_bytes_per_token(element_bytes)
+        pool = segments.create(segments.segment_name(self.tag, "kv"), pool_bytes)
+        np.frombuffer(pool.buf, dtype=np.uint8)[:] = 0xFF  # NaN in every slot: reading an unwritten one shows
+        self.weights = weights.prepare(self.tag, checkpoint, self.spec, compute)
+        self.arena = arena.create(self.setup, self.weights.layout)
+        self.forward = Forward(self.setup, self.weights, self.arena)
+        segments.unlink_instance(self.tag)  # mapped until this process ends
+        window = [layer.sliding_window for layer in self.spec.layers]
+        self.limits = Limits(
+            **{
+                "block_size": block_size,
+                "num_blocks": num_blocks,
+                "max_num_batched_tokens": max_num_batched_tokens,
+                "max_num_seqs": 64,
+                "max_model_len": length,
+                "max_waiting": 1000,
+                "max_num_rows": max_num_batched_tokens,
+                "vocab_size": self.spec.vocab_size,
+                "eos_token_ids": checkpoint.generation.eos_token_ids,
+                "sliding_window": max(window) if window and all(window) else 0,
+                **limits,
+            }
+        )
+        self.scheduler = Scheduler(self.limits)
+        self.num_steps = 0
+
+    def step(self) -> list[SequenceTokens]:
+        """One step of what was added; its outputs."""
+        plan = self.scheduler.plan(float(self.num_steps))
+        assert plan is not None, "something waits, and nothing runs"
+        plan = msgspec.structs.replace(plan, team=(0,))
+        batch = make_batch(plan, self.setup.block_size, self.setup.max_num_batched_tokens)
+        assert self.forward.run(batch, 1)
+        self.num_steps += 1
+        result = StepResult(step_id=plan.step_id, worker_id=0, ok=True, **self.arena.results(batch.rows))
+        outputs = [output for _, output in self.scheduler.apply(result)]
+        self.scheduler.check()
+        return outputs
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams] | SamplingParams | None = None, **options: Any
+    ) -> list[list[Answer]]:
+        """Run all prompts together; for each the answers of its n sequences. Options are sampling parameters."""
+        if params is None:
+            params = sampling_params({"temperature": 0.0, "max_tokens": 16, "ignore_eos": True, **options})
+        if isinstance(params, SamplingParams):
+            params = [params] * len(prompts)
+        names = [f"r{next(_NUMBERS)}" for _ in prompts]
+        answers = {name: [Answer() for _ in range(p.n)] for name, p in zip(names, params, strict=True)}
+        for name, prompt, p in zip(names, prompts, params, strict=True):
+            self.scheduler.add(b"client", Generate(request_id=name, prompt_token_ids=pack_ids(prompt), sampling=p), 0.0)
+        while self.scheduler.has_work:
+            for output in self.step():
+                self._take(answers, output)
+        return [answers[name] for name in names]
+
+    def _take(self, answers: dict[str, list[Answer]], output: SequenceTokens) -> None:
+        answer = answers[output.request_id][output.index]
+        answer.token_ids += unpack_ids(output.token_ids).tolist()
+        answer.logprobs += output.logprobs
+        answer.finish_reason = output.finish_reason or answer.finish_reason
+        answer.num_cached_tokens = max(answer.num_cached_tokens, output.num_cached_tokens)
+        answer.num_draft_tokens = max(answer.num_draft_tokens, output.num_draft_tokens)
+        answer.num_accepted_tokens = max(answer.num_accepted_tokens, output.num_accepted_tokens)
+        if output.prompt_logprobs is not None:
+            answer.prompt_logprobs = output.prompt_logprobs
+        if output.cumulative_logprob is not None:
+            answer.cumulative_logprob = output.cumulative_logprob
