@@ -16,20 +16,20 @@ _LAYER = "layers.{i}."
 
 # Canonical name -> the name in a Hugging Face checkpoint, without `.weight` / `.bias`; what Llama began.
 LLAMA_NAMES: Mapping[str, str] = {
-    "embed": "model.embed_tokens",
-    "final_norm": "model.norm",
+    "embed": "embed_tokens",
+    "final_norm": "norm",
     "head": "lm_head",
-    "attn_norm": "model.layers.{i}.input_layernorm",
-    "q": "model.layers.{i}.self_attn.q_proj",
-    "k": "model.layers.{i}.self_attn.k_proj",
-    "v": "model.layers.{i}.self_attn.v_proj",
-    "o": "model.layers.{i}.self_attn.o_proj",
-    "q_norm": "model.layers.{i}.self_attn.q_norm",
-    "k_norm": "model.layers.{i}.self_attn.k_norm",
-    "ffn_norm": "model.layers.{i}.post_attention_layernorm",
-    "gate": "model.layers.{i}.mlp.gate_proj",
-    "up": "model.layers.{i}.mlp.up_proj",
-    "down": "model.layers.{i}.mlp.down_proj",
+    "attn_norm": "layers.{i}.input_layernorm",
+    "q": "layers.{i}.self_attn.q_proj",
+    "k": "layers.{i}.self_attn.k_proj",
+    "v": "layers.{i}.self_attn.v_proj",
+    "o": "layers.{i}.self_attn.o_proj",
+    "q_norm": "layers.{i}.self_attn.q_norm",
+    "k_norm": "layers.{i}.self_attn.k_norm",
+    "ffn_norm": "layers.{i}.post_attention_layernorm",
+    "gate": "layers.{i}.mlp.gate_proj",
+    "up": "layers.{i}.mlp.up_proj",
+    "down": "layers.{i}.mlp.down_proj",
 }
 
 # What config.json calls the numbers of ModelSpec.
@@ -47,12 +47,15 @@ LLAMA_KEYS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture. `name` is both GGUF's general.architecture and config.json's model_type.
+    """One architecture. `name` is GGUF's general.architecture and, without `hf_name`, config.json's model_type.
 
     The first group are ModelSpec's fields of the same names. `biases` are the canonical names that always have a bias,
-    `optional_biases` those that may. `fused` maps a tensor of the file to the canonical ones that are its rows, in
-    order. `hf_transposed` are stored [n_in, n_out] in Hugging Face checkpoints. `hf_ignored` are endings of tensors
-    that carry no weights (old buffers). `refine_gguf` and `refine_hf` finish the spec with what only this family has.
+    `optional_biases` those that may: where the file has it (GGUF), where config.json says so (Hugging Face). `fused`
+    maps a tensor of the file to the canonical ones that are its rows, in order.
+    Of Hugging Face folders: `hf_prefix` is before all names but the head's, or missing from all; `hf_transposed` are
+    stored [n_in, n_out]; `hf_ignored` are endings of tensors that carry no weights (old buffers); `hf_tied` and
+    `hf_window` hold where config.json does not say; `hf_inner_factor` times hidden_size is the default of
+    intermediate_size. `refine_gguf` and `refine_hf` finish the spec with what only this family has.
     """
 
     name: str
@@ -68,10 +71,13 @@ class Family:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     hf_names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)
     hf_keys: Mapping[str, str] = field(default_factory=lambda: LLAMA_KEYS)
-    hf_prefix_optional: str = ""
+    hf_name: str = ""
+    hf_prefix: str = "model."
     hf_transposed: frozenset[str] = frozenset()
     hf_ignored: tuple[str, ...] = ()
-    hf_tied: bool = False  # when config.json does not say
+    hf_tied: bool = False
+    hf_window: bool = False
+    hf_inner_factor: int = 0
     refine_gguf: Callable[[ModelSpec, Settings], ModelSpec] | None = None
     refine_hf: Callable[[ModelSpec, Settings], ModelSpec] | None = None
 

@@ -9,11 +9,12 @@ from pagedserve.models.demo import DEMO, DemoCheckpoint
 from pagedserve.models.families import FAMILIES
 from pagedserve.models.family import Family
 from pagedserve.models.gguf import open_gguf
+from pagedserve.models.hf import open_hf
 from pagedserve.models.spec import Checkpoint
 
 
 def open_checkpoint(path: str | Path, families: tuple[Family, ...] = FAMILIES) -> Checkpoint:
-    """Open a GGUF file, or "demo". Headers and shapes are checked here, weights are only mapped.
+    """Open a GGUF file, a Hugging Face folder, or "demo". Headers and shapes are checked here, weights are only mapped.
 
     ModelError, one line that names the file and the reason, when it cannot be served.
     """
@@ -22,4 +23,4 @@ def open_checkpoint(path: str | Path, families: tuple[Family, ...] = FAMILIES) -
     path = Path(path)
     if not path.exists():
         raise ModelError(f"{path}: no such file or folder")
-    return open_gguf(path, families)
+    return open_hf(path, families) if path.is_dir() else open_gguf(path, families)

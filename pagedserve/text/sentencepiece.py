@@ -13,7 +13,6 @@ from functools import lru_cache
 
 SPACE = "▁"  # U+2581, how the vocabulary writes a space
 
-_WORDS = re.compile(f"{SPACE}*[^{SPACE}]*")
 _MAX_CACHED_WORD = 64  # characters; longer words are not worth remembering
 
 
@@ -38,8 +37,11 @@ class SentencePieceBpe:
         self._byte_ids = byte_ids
         self._unknown = [] if unknown_id is None else [unknown_id]
         self._add_space_prefix = add_space_prefix
-        # Merges never cross from a letter to a following space if no token does: then words can be taken one by one.
-        self._by_words = not any(SPACE in token.lstrip(SPACE) for token in ids)
+        # No merge crosses from a letter to the space behind it, unless a token does; elsewhere words are independent.
+        crossing = {
+            token[i - 1] for token in ids if (i := token.find(SPACE, len(token) - len(token.lstrip(SPACE)))) > 0
+        }
+        self._word_ends = re.compile(f"(?<=[^{re.escape(SPACE + ''.join(sorted(crossing)))}])(?={SPACE})")
         self._cached_word = lru_cache(maxsize=50_000)(self._merge)
 
     def encode(self, text: str) -> list[int]:
@@ -47,11 +49,8 @@ class SentencePieceBpe:
         text = text.replace(" ", SPACE)
         if self._add_space_prefix:
             text = SPACE + text
-        if not self._by_words:
-            return list(self._merge(text))
         ids: list[int] = []
-        for match in _WORDS.finditer(text):
-            word = match[0]
+        for word in self._word_ends.split(text):
             ids += self._cached_word(word) if len(word) <= _MAX_CACHED_WORD else self._merge(word)
         return ids
 

@@ -7,7 +7,6 @@ template runs, and is taken out of what is encoded afterwards.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -54,10 +53,9 @@ class ChatTemplate:
         """The prompt as token ids; control tokens come from the template alone. Errors as in `render`."""
         if self.is_plain_transcript:
             return tokenizer.encode_prompt(self.render(messages, add_generation_prompt=add_generation_prompt))
-        control = tokenizer.control_tokens
         values = {"messages": _normal(messages), "variables": variables}
         mark = _unused_character(_strings(values))
-        marked = _mark_control_tokens(values, _looks_like(control), mark)
+        marked = _break_up(values, tokenizer, mark)
         text = self._render(marked["messages"], add_generation_prompt, marked["variables"])
         return tokenizer.encode_with_special(text, remove=mark)
 
@@ -160,32 +158,12 @@ def _unused_character(strings: Iterable[str]) -> str:
     return next(c for c in map(chr, range(0x10FFFD, 0xFFFFF, -1)) if c not in used)
 
 
-def _looks_like(control: Iterable[str]) -> re.Pattern[str] | None:
-    """Matches the first character of a control token, or of the beginning of one that ends a text.
-
-    (What the template puts behind the text could complete the latter, also after it strips white space.)
-    """
-    tokens = sorted(control, key=len, reverse=True)
-    if not tokens:
-        return None
-    beginnings = sorted({token[:n] for token in tokens for n in range(1, len(token))}, key=len, reverse=True)
-    first = "".join({re.escape(token[0]) for token in tokens})
-    whole = "|".join(map(re.escape, tokens))
-    begun = "".join(f"|(?:{re.escape(beginning)})(?=\\s*\\Z)" for beginning in beginnings)
-    return re.compile(f"(?=[{first}])(?=(?:{whole}){begun}).", re.DOTALL)
-
-
-def _mark_control_tokens(value: Any, pattern: re.Pattern[str] | None, mark: str) -> Any:
-    """A copy of nested values in which `mark` follows every match of `pattern`, and so breaks up the token."""
-    if pattern is None:
-        return value
+def _break_up(value: Any, tokenizer: Tokenizer, mark: str) -> Any:
+    """A copy of nested values in which no text, and no key, holds a control token."""
     if isinstance(value, str):
-        return pattern.sub(lambda match: match[0] + mark, value)
+        return tokenizer.break_up_control(value, mark)
     if isinstance(value, dict):
-        return {
-            _mark_control_tokens(key, pattern, mark): _mark_control_tokens(item, pattern, mark)
-            for key, item in value.items()
-        }
+        return {_break_up(key, tokenizer, mark): _break_up(item, tokenizer, mark) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_mark_control_tokens(item, pattern, mark) for item in value]
+        return [_break_up(item, tokenizer, mark) for item in value]
     return value

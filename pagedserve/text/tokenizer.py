@@ -5,11 +5,11 @@ How a stretch of plain text is split is a PieceEncoder's business (byte_bpe, sen
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Protocol
 
 from pagedserve.contract.errors import RequestError
+from pagedserve.text.added_tokens import AddedTokens
 from pagedserve.text.vocabulary import Vocabulary
 
 
@@ -29,23 +29,18 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._strip_leading_space = strip_leading_space
         self._control_ids = frozenset(vocabulary.control.values())
-        self._user_defined = _pattern(vocabulary.user_defined)
-        self._added = {**vocabulary.user_defined, **vocabulary.control}
-        self._any_added = _pattern(self._added)
+        self._control = AddedTokens(vocabulary.control)
+        self._user_defined = AddedTokens(vocabulary.user_defined)
+        self._added = AddedTokens({**vocabulary.user_defined, **vocabulary.control})
 
     @property
     def vocab_size(self) -> int:
         """Number of token ids."""
         return len(self._vocabulary.token_bytes)
 
-    @property
-    def control_tokens(self) -> Mapping[str, int]:
-        """The control tokens: text -> id."""
-        return self._vocabulary.control
-
     def encode(self, text: str) -> list[int]:
         """The ids of plain text: what looks like a control token in it is text like any other."""
-        return self._encode(text, self._user_defined, self._vocabulary.user_defined)
+        return self._encode(text, self._user_defined)
 
     def encode_prompt(self, text: str) -> list[int]:
         """The ids of a raw prompt: `encode`, wrapped in the BOS and EOS the model was trained to see there."""
@@ -62,7 +57,11 @@ class Tokenizer:
 
         Never call it on text that a user wrote (ChatTemplate.encode shows how the mark protects it).
         """
-        return self._encode(text, self._any_added, self._added, remove)
+        return self._encode(text, self._added, remove)
+
+    def break_up_control(self, text: str, mark: str) -> str:
+        """`text` with `mark` put into whatever `encode_with_special` could take for a control token."""
+        return self._control.break_up(text, mark)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD, control tokens nothing (or their name).
@@ -85,15 +84,11 @@ class Tokenizer:
         """Whether the id is a control token."""
         return token_id in self._control_ids
 
-    def _encode(
-        self, text: str, pattern: re.Pattern[str] | None, added: Mapping[str, int], remove: str = ""
-    ) -> list[int]:
-        if pattern is None:
-            return self._plain(text, remove)
+    def _encode(self, text: str, added: AddedTokens, remove: str = "") -> list[int]:
         ids: list[int] = []
-        for i, part in enumerate(pattern.split(text)):
-            if i % 2:
-                ids.append(added[part])
+        for part in added.split(text):
+            if isinstance(part, int):
+                ids.append(part)
             else:
                 ids += self._plain(part, remove)
         return ids
@@ -108,12 +103,3 @@ class Tokenizer:
         except UnicodeEncodeError:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return self._pieces.encode(text)
-
-
-def _pattern(tokens: Mapping[str, int]) -> re.Pattern[str] | None:
-    """Matches any of the tokens, the longest first, in a group so that `split` keeps them."""
-    if not tokens:
-        return None
-    by_length = sorted(tokens, key=len, reverse=True)
-    first = "".join({re.escape(token[0]) for token in tokens})  # looked at first: most characters begin no token
-    return re.compile(f"(?=[{first}])({'|'.join(map(re.escape, by_length))})")
