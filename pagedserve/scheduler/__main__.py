@@ -16,7 +16,8 @@ from pagedserve.models.catalog import resolve
 from pagedserve.models.open import open_checkpoint
 from pagedserve.models.spec import ModelSpec
 from pagedserve.scheduler import pool_size
-from pagedserve.scheduler.scheduler import Limits, Scheduler
+from pagedserve.scheduler.limits import Limits
+from pagedserve.scheduler.scheduler import Scheduler
 from pagedserve.scheduler.service import Service, ServiceSettings
 from pagedserve.scheduler.team import Team
 
@@ -83,6 +84,7 @@ def _build(config: Config, instance: Instance) -> Service:
             sliding_window=_common_window(spec),
             enable_prefix_caching=config.prefix_caching,
             num_speculative_tokens=config.num_speculative_tokens,
+            max_num_rows=config.max_num_batched_tokens,
         )
     )
     endpoints = (instance.client_endpoint, *((config.tcp_endpoint,) if config.tcp_endpoint else ()))

@@ -289,7 +289,7 @@ class Service:
             result = self._team.finish_step()
             if result is not None:
                 self._num_steps += 1
-                self._send_outputs(self._scheduler.apply(result, time.monotonic()))
+                self._send_outputs(self._scheduler.apply(result))
 
     def _on_join(self, identity: bytes, message: Join) -> None:
         if message.protocol != PROTOCOL or self._team.has(message.worker_id):
@@ -332,7 +332,6 @@ class Service:
             if plan is not None:
                 self._step_started, self._aborted_late_step = now, False
                 self._send_team(self._team.start(plan))
-        self._send_outputs(self._scheduler.take_outputs())
 
     def _end_stuck_step(self, now: float) -> None:
         """Free a step that takes too long; a worker that does not answer even then (stopped, wedged) is ended."""
