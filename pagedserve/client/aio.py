@@ -70,15 +70,26 @@ class AsyncStream(AsyncIterator[Delta]):
 
     async def __anext__(self) -> Delta:
         """The next delta; RequestError if the request was refused, ServerUnavailableError if the server is gone."""
+        await self.accepted()
+        if not self._request.deltas:
+            raise StopAsyncIteration
+        return self._request.deltas.popleft()
+
+    async def accepted(self) -> None:
+        """Wait until there is a delta to take, or the end; errors as in `__anext__`."""
         request = self._request
-        while not request.deltas:
-            if request.error is not None:
-                raise request.error
-            if request.finished:
-                raise StopAsyncIteration
+        while not request.deltas and not request.finished:
             self._news.clear()
             await self._news.wait()
-        return request.deltas.popleft()
+        if not request.deltas and request.error is not None:
+            raise request.error
+
+    async def batch(self) -> list[Delta]:
+        """All deltas that have arrived, at least one; [] at the end. Errors as in `__anext__`."""
+        await self.accepted()
+        deltas = list(self._request.deltas)
+        self._request.deltas.clear()
+        return deltas
 
     async def result(self) -> Completion:
         """Wait for the end; the whole request's text, tokens, counts and times."""

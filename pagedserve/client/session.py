@@ -56,6 +56,8 @@ class Session:
         self._text_loader = text_loader
         self._text: TextModel | None = None
         self._forks: set[str] = set()
+        self._unheard: set[str] = set()  # requests that met a scheduler which does not know us: sent again after Hello
+        self._resent: set[str] = set()  # after a restart; some may have reached the new scheduler already
         self._counter = itertools.count()
 
     @property
@@ -127,6 +129,8 @@ class Session:
         """Nobody reads this request any more: what still arrives for it is dropped."""
         self.live.pop(request.request_id, None)
         self._forks.discard(request.request_id)
+        self._unheard.discard(request.request_id)
+        self._resent.discard(request.request_id)
 
     def receive(self, body: bytes, now: float) -> Received:
         """Take one message. ProtocolError when it is none."""
@@ -182,6 +186,11 @@ class Session:
         request = self.live.get(message.request_id)
         if request is None:
             return Received([], [])
+        if message.code == "protocol":  # a new scheduler, which wants a Hello first
+            self._unheard.add(request.request_id)
+            return Received([], [self.hello()])
+        if message.param == "request_id" and request.request_id in self._resent:  # it has the first copy
+            return Received([], [])
         request.fail(RequestError(message.message, code=message.code, param=message.param))
         self.forget(request)
         return Received([request], [])
@@ -190,7 +199,9 @@ class Session:
         restarted = self.welcome is not None and message.scheduler_id != self.welcome.scheduler_id
         self.welcome = message
         received = Received([], [])
-        for request in list(self.live.values()) if restarted else ():
+        again = list(self.live if restarted else self._unheard)
+        self._unheard.clear()
+        for request in [self.live[request_id] for request_id in again]:
             if request.request_id in self._forks:
                 request.fail(ServerUnavailableError("the scheduler was restarted; a fork cannot be computed again"))
                 self.forget(request)
@@ -201,5 +212,6 @@ class Session:
                 received.news.append(request)
             else:
                 request.rewind()
+                self._resent.add(request.request_id)
                 received.replies.append(encode(request.message))
         return received
