@@ -65,6 +65,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     http: Annotated[bool, Meta(description="serve the OpenAI-compatible API and the chat page")] = True
     http_host: Annotated[str, Meta(description="address that the API listens on")] = "127.0.0.1"
     http_port: Annotated[int, Meta(ge=1, le=65535, description="port that the API listens on")] = 8000
+    http_api_key: Annotated[
+        str, Meta(description="key that HTTP clients must send, as a bearer token; empty: none needed")
+    ] = ""
+    http_cors_origins: Annotated[
+        str, Meta(description="web origins whose pages may use the API, separated by commas, or *; empty: none")
+    ] = ""
+    http_max_body_bytes: Annotated[int, Meta(ge=1024, description="largest HTTP request body")] = 8_388_608
+    http_request_timeout_s: Annotated[
+        int, Meta(ge=0, description="seconds after which an HTTP request is ended; 0: never")
+    ] = 600
     home: Annotated[str, Meta(description="folder of downloaded models and compiled kernels")] = "~/.cache/pagedserve"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe kind of log line to print")
