@@ -75,7 +75,7 @@ def _panel_bytes(wtype: int, n_in: int) -> int:
 @njit(cache=True)
 def _sums_of_many_rows(
     wtype: int, unpacked: bool, w: int, stride: int, last_panel: int, steps: int, x: int, x_row_bytes: int,
-    num_rows: int, sums: int,
+    num_rows: int, sums: int, first: int,
 ) -> None:
     """Cover the rows with tall and short register tiles, the fewest rows wasted."""
     row = 0
@@ -85,19 +85,19 @@ def _sums_of_many_rows(
         at, to = x + row * x_row_bytes, sums + row * SUM_ROW_BYTES
         if unpacked and tall:
             unpacked_tile_sums(
-                TALL, MANY_ROWS_PANELS, wtype, w, stride, last_panel, steps, at, x_row_bytes, left - 1, to
+                TALL, MANY_ROWS_PANELS, wtype, w, stride, last_panel, steps, at, x_row_bytes, left - 1, to, first
             )
         elif unpacked:
             unpacked_tile_sums(
-                SHORT, MANY_ROWS_PANELS, wtype, w, stride, last_panel, steps, at, x_row_bytes, left - 1, to
+                SHORT, MANY_ROWS_PANELS, wtype, w, stride, last_panel, steps, at, x_row_bytes, left - 1, to, first
             )
         elif tall:
             linear_tile_sums(
-                TALL, MANY_ROWS_PANELS, wtype, w, stride, last_panel, steps, at, x_row_bytes, left - 1, to
+                TALL, MANY_ROWS_PANELS, wtype, w, stride, last_panel, steps, at, x_row_bytes, left - 1, to, first
             )
         else:
             linear_tile_sums(
-                SHORT, MANY_ROWS_PANELS, wtype, w, stride, last_panel, steps, at, x_row_bytes, left - 1, to
+                SHORT, MANY_ROWS_PANELS, wtype, w, stride, last_panel, steps, at, x_row_bytes, left - 1, to, first
             )
         row += TALL if tall else SHORT
 
@@ -109,24 +109,21 @@ def _sums(
     """sums[row, panel, 16] = w x, of up to SUM_PANELS panels and PASS_ROWS rows; `unpacked` is room for a chunk."""
     stride = _panel_bytes(wtype, n_in)
     steps = n_in // BLOCK if wtype >= WTYPE_Q4_0 else n_in
-    for row in range(num_rows + TALL):
-        for panel in range(SUM_PANELS):
-            store_f32(sums + row * SUM_ROW_BYTES + 64 * panel, splat_f32(0.0))
     if num_rows == 1:
         for panel in range(0, num_panels, ONE_ROW_PANELS):
             last, at = num_panels - 1 - panel, w + panel * stride
-            linear_tile_sums(1, ONE_ROW_PANELS, wtype, at, stride, last, steps, x, 0, 0, sums + 64 * panel)
+            linear_tile_sums(1, ONE_ROW_PANELS, wtype, at, stride, last, steps, x, 0, 0, sums + 64 * panel, 1)
         return
     if num_rows == 2:
         for panel in range(0, num_panels, TWO_ROWS_PANELS):
             last, at = num_panels - 1 - panel, w + panel * stride
-            linear_tile_sums(2, TWO_ROWS_PANELS, wtype, at, stride, last, steps, x, x_row_bytes, 1, sums + 64 * panel)
+            linear_tile_sums(2, TWO_ROWS_PANELS, wtype, at, stride, last, steps, x, x_row_bytes, 1, sums + 64 * panel, 1)
         return
     unpack = num_rows >= UNPACK_FROM_ROWS and (wtype == WTYPE_Q4_0 or wtype == WTYPE_Q4_1)
     for panel in range(0, num_panels, MANY_ROWS_PANELS):
         last, at, to = num_panels - 1 - panel, w + panel * stride, sums + 64 * panel
         if not unpack:
-            _sums_of_many_rows(wtype, False, at, stride, last, steps, x, x_row_bytes, num_rows, to)
+            _sums_of_many_rows(wtype, False, at, stride, last, steps, x, x_row_bytes, num_rows, to, 1)
             continue
         chunk_stride = CHUNK_BLOCKS * UNPACKED_BYTES
         for block in range(0, steps, CHUNK_BLOCKS):
@@ -134,8 +131,10 @@ def _sums(
             for p in range(min(MANY_ROWS_PANELS, last + 1)):
                 stream = at + p * stride + block * _BLOCK_BYTES[wtype]
                 unpack_blocks(wtype, stream, num_blocks, unpacked + p * chunk_stride)
-            first = x + block * RECORD_BYTES
-            _sums_of_many_rows(wtype, True, unpacked, chunk_stride, last, num_blocks, first, x_row_bytes, num_rows, to)
+            chunk, first = x + block * RECORD_BYTES, 1 if block == 0 else 0
+            _sums_of_many_rows(
+                wtype, True, unpacked, chunk_stride, last, num_blocks, chunk, x_row_bytes, num_rows, to, first
+            )
 
 
 @njit(cache=True)

@@ -46,11 +46,11 @@ UNPACKABLE = (WTYPE_Q4_0, WTYPE_Q4_1)
 @intrinsic(prefer_literal=True)
 def linear_tile_sums(
     typing_context: Any, num_rows: Any, num_panels: Any, wtype: Any, w: Any, panel_stride: Any, last_panel: Any,
-    steps: Any, x: Any, row_stride: Any, last_row: Any, sums: Any,
+    steps: Any, x: Any, row_stride: Any, last_row: Any, sums: Any, first: Any,
 ) -> Any:
     """sums[row, panel] += w x over `steps` blocks of a quantised type, or `steps` inputs of a float type.
 
-    sums are float32 [num_rows, SUM_PANELS, 16]; those of num_panels panels are used. num_rows and num_panels are constants. Panels are at w + panel_stride * min(panel, last_panel), rows at
+    Where `first` is 1, sums = w x: what they held before is not read. sums are float32 [num_rows, SUM_PANELS, 16]; those of num_panels panels are used. num_rows and num_panels are constants. Panels are at w + panel_stride * min(panel, last_panel), rows at
     x + row_stride * min(row, last_row).
     """
 
@@ -65,13 +65,13 @@ def linear_tile_sums(
         _for_wtype(Simd(builder), args[2], ALL_WTYPES, tile)
         return context.get_dummy_value()
 
-    return types.void(num_rows, num_panels, *(types.int64,) * 9), generate
+    return types.void(num_rows, num_panels, *(types.int64,) * 10), generate
 
 
 @intrinsic(prefer_literal=True)
 def unpacked_tile_sums(
     typing_context: Any, num_rows: Any, num_panels: Any, wtype: Any, w: Any, panel_stride: Any, last_panel: Any,
-    num_blocks: Any, x: Any, row_stride: Any, last_row: Any, sums: Any,
+    num_blocks: Any, x: Any, row_stride: Any, last_row: Any, sums: Any, first: Any,
 ) -> Any:
     """linear_tile_sums, the same bits, of panels that unpack_blocks has written."""
 
@@ -82,7 +82,7 @@ def unpacked_tile_sums(
         _for_wtype(Simd(builder), args[2], UNPACKABLE, tile)
         return context.get_dummy_value()
 
-    return types.void(num_rows, num_panels, *(types.int64,) * 9), generate
+    return types.void(num_rows, num_panels, *(types.int64,) * 10), generate
 
 
 @intrinsic
@@ -112,7 +112,7 @@ def emit_unpack(s: Simd, wtype: int, stream: Any, num_blocks: Any, out: Any) -> 
 
 def emit_quantized_tile(
     s: Simd, wtype: int, unpacked: bool, num_rows: int, num_panels: int, w: Any, panel_stride: Any, last_panel: Any,
-    num_blocks: Any, x: Any, row_stride: Any, last_row: Any, sums: Any, prefetch_bytes: int = 4096,
+    num_blocks: Any, x: Any, row_stride: Any, last_row: Any, sums: Any, first: Any, prefetch_bytes: int = 4096,
 ) -> None:
     """sums += scale * (d * dot) + m * scaled_sum, block after block; panels as packed, or as unpack_blocks leaves them."""
     panels = _clamped(s, w, panel_stride, last_panel, num_panels)
@@ -150,12 +150,12 @@ def emit_quantized_tile(
             results.append(s.fma(m[0], row_sums[row], total) if m else total)
         return results
 
-    _accumulate(s, sums, num_rows, num_panels, num_blocks, block)
+    _accumulate(s, sums, first, num_rows, num_panels, num_blocks, block)
 
 
 def emit_float_tile(
     s: Simd, wtype: int, num_rows: int, num_panels: int, w: Any, panel_stride: Any, last_panel: Any, n_in: Any,
-    x: Any, row_stride: Any, last_row: Any, sums: Any, prefetch_bytes: int = 4096,
+    x: Any, row_stride: Any, last_row: Any, sums: Any, first: Any, prefetch_bytes: int = 4096,
 ) -> None:
     """sums += w * x, one fused multiply-add after the other."""
     load = {WTYPE_F32: s.load_f32, WTYPE_F16: s.load_f16, WTYPE_BF16: s.load_bf16}[wtype]
@@ -172,7 +172,7 @@ def emit_float_tile(
         products = [(weight, value) for value in inputs for weight in weights]
         return [s.fma(weight, value, total) for (weight, value), total in zip(products, totals, strict=True)]
 
-    _accumulate(s, sums, num_rows, num_panels, n_in, step)
+    _accumulate(s, sums, first, num_rows, num_panels, n_in, step)
 
 
 def _for_wtype(s: Simd, wtype: Any, kinds: Sequence[int], emit: Callable[[Simd, int], None]) -> None:
@@ -236,10 +236,13 @@ def _input_offset(wtype: int, k: int) -> int:
 
 
 def _accumulate(
-    s: Simd, sums: Any, num_rows: int, num_panels: int, steps: Any, body: Callable[[Value, list[Value]], list[Value]]
+    s: Simd, sums: Any, first: Any, num_rows: int, num_panels: int, steps: Any,
+    body: Callable[[Value, list[Value]], list[Value]],
 ) -> None:
-    """Add `steps` turns of `body` to the sums of a tile in memory."""
+    """Add `steps` turns of `body` to the sums of a tile in memory, or to zeros where this is the `first` part of n_in."""
     offsets = [row * SUM_ROW_BYTES + panel * 64 for row in range(num_rows) for panel in range(num_panels)]
-    totals = s.loop(0, steps, 1, [s.load_f32(sums, offset) for offset in offsets], body)
+    is_first = s.wrap(first).equals(1)
+    start = s.branch(is_first, lambda: [s.f32(0.0)] * len(offsets), lambda: [s.load_f32(sums, o) for o in offsets])
+    totals = s.loop(0, steps, 1, start, body)
     for offset, total in zip(offsets, totals, strict=True):
         s.store(sums, total, offset)

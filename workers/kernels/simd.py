@@ -236,20 +236,18 @@ class Simd:
 
     def load_first(self, address: Any, count: Any) -> Value:
         """The first `count` (int32) of 16 float32 and zeros after, nothing else is read; all 16 where count >= 16."""
-        builder, type_ = self.builder, vector(F32)
+        type_ = vector(F32)
         pointer = Value(self, self.pointer(address, type_))
-        with builder.if_else((self.wrap(count) >= LANES).llvm, likely=True) as (whole, part):
-            with whole:
-                everything, whole_block = builder.load(pointer.llvm, align=1), builder.block
-            with part:
-                mask = self.lane_numbers() < self.splat(count)
-                name = "llvm.masked.load.v16f32.p0"
-                first = self._call(name, type_, pointer, self.constant(I32, 1), mask, self.f32(0.0))
-                part_block = builder.block
-        result = builder.phi(type_)
-        result.add_incoming(everything, whole_block)
-        result.add_incoming(first.llvm, part_block)
-        return Value(self, result)
+
+        def whole() -> list[Value]:
+            return [Value(self, self.builder.load(pointer.llvm, align=1))]
+
+        def part() -> list[Value]:
+            mask = self.lane_numbers() < self.splat(count)
+            name = "llvm.masked.load.v16f32.p0"
+            return [self._call(name, type_, pointer, self.constant(I32, 1), mask, self.f32(0.0))]
+
+        return self.branch(self.wrap(count) >= LANES, whole, part)[0]
 
     def store_first(self, address: Any, v: Value, count: Any) -> None:
         """Write the first `count` (int32) of 16 float32 and nothing else; all 16 where count >= 16."""
@@ -510,6 +508,24 @@ class Simd:
         builder.branch(head)
         builder.position_at_end(after)
         return [Value(self, phi) for phi in phis]
+
+    def branch(
+        self, condition: Value, then: Callable[[], Sequence[Value]], otherwise: Callable[[], Sequence[Value]]
+    ) -> list[Value]:
+        """The values of `then()` where the condition (one bit, likely set) holds, else those of `otherwise()`."""
+        builder = self.builder
+        with builder.if_else(condition.llvm, likely=True) as (on_then, on_otherwise):
+            with on_then:
+                first, first_block = list(then()), builder.block
+            with on_otherwise:
+                second, second_block = list(otherwise()), builder.block
+        results = []
+        for a, b in zip(first, second, strict=True):
+            phi = builder.phi(a.type)
+            phi.add_incoming(a.llvm, first_block)
+            phi.add_incoming(b.llvm, second_block)
+            results.append(Value(self, phi))
+        return results
 
     # ---- other processes ----------------------------------------------------------------------------------------
 
