@@ -81,13 +81,22 @@ class Worker:
         worker_id = self._setup.worker_id
         rank = plan.team.index(worker_id)
         batch = make_batch(plan, self._setup.block_size, self._setup.max_num_batched_tokens)
-        if not self._forward.run(batch, len(plan.team)):
+        begun = time.perf_counter()
+        completed = self._forward.run(batch, len(plan.team))
+        kernel_time_s = time.perf_counter() - begun
+        if not completed:
             return StepResult(step_id=plan.step_id, worker_id=worker_id, ok=False)
         if rank != 0:
             return StepResult(step_id=plan.step_id, worker_id=worker_id, ok=True)
         columns = self._arena.results(batch.rows)
-        elapsed = time.perf_counter() - started
-        return StepResult(step_id=plan.step_id, worker_id=worker_id, ok=True, step_time_s=elapsed, **columns)
+        return StepResult(
+            step_id=plan.step_id,
+            worker_id=worker_id,
+            ok=True,
+            step_time_s=time.perf_counter() - started,
+            kernel_time_s=kernel_time_s,
+            **columns,
+        )
 
 
 def join(instance: Instance, worker_id: int) -> zmq.Socket[bytes]:

@@ -196,6 +196,8 @@ class Status(Message, frozen=True, tag=True):
     num_draft_tokens: int
     num_accepted_tokens: int
     num_finished: dict[str, int]  # by finish_reason
+    step_time_s: float = 0.0  # of all steps, as rank 0 measured them
+    kernel_time_s: float = 0.0
     block_states: bytes = b""  # one byte a block: 0 free, 1 cached, 2 private, 3 shared
 
 
@@ -273,7 +275,8 @@ class StepResult(Message, frozen=True, tag=True):
     ranks: Ids = b""  # [R], 1 = most likely; 0 where no logprobs were asked
     top_token_ids: Ids = b""  # ragged, num_logprobs of each row
     top_logprobs: bytes = b""  # float32, ragged
-    step_time_s: float = 0.0
+    step_time_s: float = 0.0  # from the plan's arrival to this reply
+    kernel_time_s: float = 0.0  # of it, inside the forward pass
 
 
 class Shutdown(Message, frozen=True, tag=True):

@@ -99,6 +99,7 @@ class Service:
         self._step_started = 0.0
         self._aborted_late_step = False
         self._num_steps = 0
+        self._step_time_s = self._kernel_time_s = 0.0
         self._scheduler_id = secrets.token_hex(8)
 
     def stop(self) -> None:
@@ -267,6 +268,8 @@ class Service:
             pool_bytes=s.pool_bytes,
             weights_bytes=self._team.weights_bytes,
             num_steps=self._num_steps,
+            step_time_s=self._step_time_s,
+            kernel_time_s=self._kernel_time_s,
             **snapshot,
         )
 
@@ -289,6 +292,8 @@ class Service:
             result = self._team.finish_step()
             if result is not None:
                 self._num_steps += 1
+                self._step_time_s += result.step_time_s
+                self._kernel_time_s += result.kernel_time_s
                 self._send_outputs(self._scheduler.apply(result))
 
     def _on_join(self, identity: bytes, message: Join) -> None:
