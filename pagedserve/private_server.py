@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -15,11 +17,33 @@ import msgspec
 
 import pagedserve
 from pagedserve.client import Client
+from pagedserve.client.connection import check_reachable
 from pagedserve.config import Config, child_environment
 from pagedserve.contract.errors import PagedServeError, ServerUnavailableError
 from pagedserve.contract.instance import Instance
+from pagedserve.models.catalog import fetch_if_missing
 
 END_S = 5.0
+
+
+@contextlib.contextmanager
+def running_or_private(config: Config, endpoint: str | None, tell: Callable[[str], None]) -> Iterator[str]:
+    """The endpoint of a server: the one given, the configured instance's if it runs, or one of our own until we leave.
+
+    `tell` hears of what takes time. ServerUnavailableError when nobody listens at the endpoint that was given.
+    """
+    running = endpoint or Instance(config.instance).client_endpoint
+    try:
+        check_reachable(running)
+    except ServerUnavailableError:
+        if endpoint is not None:
+            raise
+        path = fetch_if_missing(config.model, config.models_dir, tell)
+        tell(f"no server is running: starting one for now ({config.model})")
+        with PrivateServer(msgspec.structs.replace(config, model=str(path))) as server:
+            yield server.endpoint
+    else:
+        yield running
 
 
 class PrivateServer:

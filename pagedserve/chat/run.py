@@ -13,12 +13,9 @@ from pagedserve.chat.commands import ChatState, run_command
 from pagedserve.chat.conversation import Conversation
 from pagedserve.chat.terminal import Terminal, figures
 from pagedserve.client import Client
-from pagedserve.client.connection import resolve_endpoint
 from pagedserve.config import Config
 from pagedserve.contract.errors import PagedServeError, RequestError, ServerUnavailableError
-from pagedserve.contract.instance import Instance
-from pagedserve.models.catalog import fetch_if_missing
-from pagedserve.private_server import PrivateServer
+from pagedserve.private_server import running_or_private
 
 
 def run_chat(
@@ -87,16 +84,7 @@ def _answer(client: Client, state: ChatState, terminal: Terminal, question: str)
 
 def _connect(config: Config, endpoint: str | None, terminal: Terminal, stack: contextlib.ExitStack) -> Client:
     """A client of the server that runs, or of one that is started for this chat and ends with it."""
-    running = endpoint or Instance(config.instance).client_endpoint
-    try:
-        client = stack.enter_context(Client(resolve_endpoint(running)))
-    except ServerUnavailableError:
-        if endpoint is not None:
-            raise
-        path = fetch_if_missing(config.model, config.models_dir, terminal.tell)
-        terminal.tell(f"no server is running: starting one for this chat ({config.model})")
-        server = stack.enter_context(PrivateServer(msgspec.structs.replace(config, model=str(path))))
-        return stack.enter_context(Client(server.endpoint))
+    client = stack.enter_context(Client(stack.enter_context(running_or_private(config, endpoint, terminal.tell))))
     if not client.welcome.ready:
         terminal.tell("waiting for the server to be ready")
         client.wait_ready()
