@@ -1,7 +1,7 @@
 """Builders for scheduler tests: requests, results, and a FakeTeam that computes through the block tables.
 
-The fake model is a hash: the "K and V" of a token is a number made from the token and the whole prefix as the pool holds
-it, and its logits are made from those numbers. A wrong table, a missing copy or a false cache hit changes the tokens.
+The fake model is a hash: the "K and V" of a token is a number made from the token and the whole prefix as the pool
+holds it, and logits are made from such numbers. A wrong table, a missing copy or a false cache hit changes the tokens.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pagedserve.contract.sampling import SamplingParams
 from pagedserve.scheduler.limits import Limits
 from pagedserve.scheduler.scheduler import Scheduler
 
+Float32 = npt.NDArray[np.float32]
 UInt64 = npt.NDArray[np.uint64]
 CLIENT = b"client"
 UNWRITTEN = np.uint64(0xDEADBEEF)
@@ -62,10 +63,11 @@ def generate(
 
 def prompt_of(length: int, seed: int = 0, vocab_size: int = 32) -> list[int]:
     """A random prompt."""
-    return np.random.default_rng(seed).integers(0, vocab_size, length).tolist()  # type: ignore[no-any-return]
+    prompt: list[int] = np.random.default_rng(seed).integers(0, vocab_size, length).tolist()
+    return prompt
 
 
-# ---- the fake model ---------------------------------------------------------------------------------------------------
+# ---- the fake model -------------------------------------------------------------------------------------------------
 
 
 def _mix(values: UInt64 | np.uint64) -> Any:
@@ -80,7 +82,8 @@ def _key(seen: UInt64, token_id: int, position: int) -> np.uint64:
     with np.errstate(over="ignore"):
         weights = 2 * np.arange(position - len(seen), position, dtype=np.uint64) + np.uint64(1)
         total = np.sum(seen * weights, dtype=np.uint64)
-        return np.uint64(_mix(total + np.uint64(token_id + 1) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(position)))
+        mixed: np.uint64 = _mix(total + np.uint64(token_id + 1) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(position))
+        return mixed
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class FakeModel:
     sliding_window: int = 0
     memory: int = 0
 
-    def logits(self, keys: UInt64, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    def logits(self, keys: UInt64, token_ids: Sequence[int]) -> Float32:
         """Of the token after those whose keys are given (with a window: only the last ones matter)."""
         if self.memory:
             state = np.uint64(hash(tuple(token_ids[-self.memory :])) & (2**64 - 1))
@@ -99,17 +102,19 @@ class FakeModel:
             state = keys[-1]
         with np.errstate(over="ignore"):
             bits = _mix(state + np.arange(1, self.vocab_size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-        return ((bits >> np.uint64(40)).astype(np.float32) / np.float32(2**24)) * np.float32(8)
+        logits: Float32 = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-21)  # 0 to 8
+        return logits
 
 
-def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def log_softmax(logits: Float32) -> Float32:
     """Float32 log-probabilities, computed in float64."""
     wide = logits.astype(np.float64)
     wide -= wide.max()
-    return (wide - np.log(np.exp(wide).sum())).astype(np.float32)
+    logprobs: Float32 = (wide - np.log(np.exp(wide).sum())).astype(np.float32)
+    return logprobs
 
 
-def sample(row: Any, logits: npt.NDArray[np.float32], history: Int32, bias: list[tuple[int, float]]) -> int:
+def sample(row: Any, logits: Float32, history: Int32, bias: list[tuple[int, float]]) -> int:
     """One token as the contract of SamplingParams says (top_p and min_p left out), from one row's fields."""
     logits = logits.astype(np.float64)
     for token_id in set(history.tolist()):
@@ -223,7 +228,7 @@ class FakeTeam:
         )
 
 
-# ---- running ----------------------------------------------------------------------------------------------------------
+# ---- running --------------------------------------------------------------------------------------------------------
 
 
 class Engine:
@@ -298,3 +303,34 @@ def alone(message: Generate, limits: Limits, model: FakeModel | None = None, ind
     )
     engine.run(message)
     return engine.tokens(message.request_id, index)
+
+
+def continuation(
+    known: Sequence[int], num_prompt_tokens: int, sampling: SamplingParams, seed: int, limits: Limits, model: FakeModel
+) -> list[int]:
+    """The tokens that must follow `known` (prompt and output so far), by the model alone: no blocks, no batches.
+
+    For temperature, penalties, logit_bias, max_tokens, min_tokens and stop tokens; without max_tokens: to the context.
+    """
+    token_ids = list(known)
+    keys = np.empty(limits.max_model_len, dtype=np.uint64)
+    window = model.sliding_window
+    stop_token_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else limits.eos_token_ids)}
+    end = limits.max_model_len if sampling.max_tokens is None else num_prompt_tokens + sampling.max_tokens
+    row = {name: getattr(sampling, name) for name in ("temperature", "repetition_penalty", "presence_penalty")}
+    row |= {"frequency_penalty": sampling.frequency_penalty, "history_prompt": num_prompt_tokens, "seed": seed}
+    num_keys = 0
+    while len(token_ids) < end:
+        for position in range(num_keys, len(token_ids)):
+            seen = keys[max(0, position - window + 1) if window else 0 : position]
+            keys[position] = _key(seen, token_ids[position], position)
+        num_keys = len(token_ids)
+        bias = [*sampling.logit_bias.items()]
+        if num_keys - num_prompt_tokens < sampling.min_tokens:
+            bias += [(token_id, -np.inf) for token_id in stop_token_ids]
+        logits = model.logits(keys[max(0, num_keys - window) if window else 0 : num_keys], token_ids)
+        history = np.array(token_ids, dtype=np.int32)
+        token_ids.append(sample({**row, "position": num_keys}, logits, history, bias))
+        if token_ids[-1] in stop_token_ids and len(token_ids) - num_prompt_tokens > sampling.min_tokens:
+            break
+    return token_ids[len(known) :]

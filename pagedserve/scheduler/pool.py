@@ -112,7 +112,7 @@ class Pool:
     # ---- writing ----------------------------------------------------------------------------------------------------
 
     def num_missing(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks to allocate before `num_tokens` more tokens can be written, one for a copy of a shared one included."""
+        """Blocks to allocate before `num_tokens` more tokens can be written, the copy of a shared one included."""
         end = sequence.num_computed_tokens + num_tokens
         missing = -(-end // self._block_size) - sequence.table.length
         return max(missing, 0) + (1 if self._is_shared(sequence) else 0)

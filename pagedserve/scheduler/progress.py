@@ -121,10 +121,8 @@ class Progress:
             request.sequences.append(output)
         request.has_parted = True
         row = part.first_row + part.num_target_rows
-        for index, output in enumerate(request.sequences):
-            self._append(output, [results.token_ids[row + index]])
-        for index, output in enumerate(request.sequences):
-            self._deliver(output, [results.token_ids[row + index]], row + index, results, outputs)
+        for place, output in enumerate(request.sequences, start=row):
+            self._deliver(output, self._append(output, [results.token_ids[place]]), place, results, outputs)
 
     def fork(self, parent: Sequence, child: Sequence, shares: bool) -> None:
         """Make `child` a copy of `parent`: one that runs and shares all its blocks, or one that waits and has none."""
