@@ -11,14 +11,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from pagedserve.contract import segments
 from pagedserve.contract.messages import Generate, SequenceTokens, Setup, StepResult, pack_ids, unpack_ids
 from pagedserve.contract.sampling import SamplingParams, sampling_params
 from pagedserve.models.open import open_checkpoint
+from pagedserve.models.spec import Checkpoint
 from pagedserve.scheduler.limits import Limits
 from pagedserve.scheduler.scheduler import Scheduler
 from workers import arena, weights
+from workers.arena import LOGITS_ROWS
 from workers.batch import make_batch
 from workers.forward import Forward
 
@@ -44,7 +47,7 @@ class Engine:
 
     def __init__(
         self,
-        model: str | Path = "demo",
+        model: str | Path | Checkpoint = "demo",
         *,
         compute: str = "auto",
         block_size: int = 16,
@@ -53,7 +56,7 @@ class Engine:
         max_model_len: int | None = None,
         **limits: Any,
     ) -> None:
-        checkpoint = open_checkpoint(model)
+        checkpoint = open_checkpoint(model) if isinstance(model, (str, Path)) else model
         length = min(max_model_len or checkpoint.spec.max_model_len, checkpoint.spec.max_model_len)
         self.spec = replace(checkpoint.spec, max_model_len=length)
         self.tag = f"test-{os.getpid()}-{next(_NUMBERS)}"
@@ -61,7 +64,7 @@ class Engine:
             worker_id=0,
             tag=self.tag,
             prepare=True,
-            model_path=str(model),
+            model_path="",
             compute=compute,
             block_size=block_size,
             num_blocks=num_blocks,
@@ -73,8 +76,8 @@ class Engine:
         )
         element_bytes = 4 if compute == "f32" else 2
         pool_bytes = num_blocks * block_size * self.spec.kv_bytes_per_token(element_bytes)
-        pool = segments.create(segments.segment_name(self.tag, "kv"), pool_bytes)
-        np.frombuffer(pool.buf, dtype=np.uint8)[:] = 0xFF  # NaN in every slot: reading an unwritten one shows
+        self._pool = segments.create(segments.segment_name(self.tag, "kv"), pool_bytes)
+        np.frombuffer(self._pool.buf, dtype=np.uint8)[:] = 0xFF  # NaN in every slot: reading an unwritten one shows
         self.weights = weights.prepare(self.tag, checkpoint, self.spec, compute)
         self.arena = arena.create(self.setup, self.weights.layout)
         self.forward = Forward(self.setup, self.weights, self.arena)
@@ -111,6 +114,14 @@ class Engine:
         self.scheduler.check()
         return outputs
 
+    def logits(self) -> npt.NDArray[np.float32]:
+        """The last step's last group of logits, [rows, vocabulary]."""
+        memory = np.frombuffer(self.arena._segment.buf, dtype=np.uint8)
+        width = -(-self.spec.embedding_rows // 16) * 16
+        begin = self.arena.address("logits") - self.arena.control
+        rows = memory[begin : begin + 4 * LOGITS_ROWS * width].view(np.float32).reshape(LOGITS_ROWS, width)
+        return rows[:, : self.spec.vocab_size].copy()
+
     def generate(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams] | SamplingParams | None = None, **options: Any
     ) -> list[list[Answer]]:
@@ -122,11 +133,20 @@ class Engine:
         names = [f"r{next(_NUMBERS)}" for _ in prompts]
         answers = {name: [Answer() for _ in range(p.n)] for name, p in zip(names, params, strict=True)}
         for name, prompt, p in zip(names, prompts, params, strict=True):
-            self.scheduler.add(b"client", Generate(request_id=name, prompt_token_ids=pack_ids(prompt), sampling=p), 0.0)
+            self.add(name, prompt, p)
         while self.scheduler.has_work:
             for output in self.step():
                 self._take(answers, output)
         return [answers[name] for name in names]
+
+    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Put one request into the queue."""
+        message = Generate(request_id=request_id, prompt_token_ids=pack_ids(prompt), sampling=params)
+        self.scheduler.add(b"client", message, 0.0)
+
+    def pool_bytes(self) -> bytes:
+        """The whole pool."""
+        return bytes(self._pool.buf)
 
     def _take(self, answers: dict[str, list[Answer]], output: SequenceTokens) -> None:
         answer = answers[output.request_id][output.index]

@@ -127,7 +127,7 @@ def attention_tile(
         this, following = following, this
         more = min(begin + CHUNK, (high - 1) // CHUNK * CHUNK)
         _find_chunk(pool, layer, kv_head, table, more, low, high, following)
-        if begin % SPLIT == 0 or begin < low:
+        if begin % SPLIT == 0 or begin <= low:  # the first chunk of a split, or of all
             if partial >= 0:
                 index = (begin // SPLIT - read_i32(item + plan.SPLIT_BEGIN)) * pool.num_kv_heads + kv_head
                 states = partials + (partial + index * num_vectors) * state_bytes

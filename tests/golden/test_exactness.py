@@ -1,0 +1,138 @@
+"""The promise of exactness: a request's token ids and the bits of its logprobs, whatever else happens around it.
+
+Each test compares with the request alone on a fresh engine. Two requests are greedy, two draw with a seed.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pagedserve.contract.messages import StepResult
+from pagedserve.contract.sampling import SamplingParams, sampling_params
+from tests.engine import Answer, Engine
+from tests.golden_data import GOLDEN
+from workers.batch import make_batch
+
+MODELS = ("demo", "gpt2-tiny", "mistral-tiny", "smollm2")
+OUTPUT = 24
+
+Bits = list[tuple[list[int], list[Any]]]
+
+
+def params(index: int, max_tokens: int = OUTPUT) -> SamplingParams:
+    drawn = {"temperature": 0.9, "top_p": 0.95, "seed": index, "repetition_penalty": 1.1, "presence_penalty": 0.3}
+    greedy = {"temperature": 0.0}
+    return sampling_params({"max_tokens": max_tokens, "ignore_eos": True, "logprobs": 3, **(drawn if index % 2 else greedy)})
+
+
+def bits(answers: list[list[Answer]]) -> Bits:
+    return [(answer.token_ids, answer.logprobs) for [answer] in answers]
+
+
+class Case:
+    """One model, four requests of 5 to 150 tokens, and what they answer when each is alone."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = path
+        engine = self.engine()
+        rng = random.Random(7)
+        lengths = (5, 33, 80, 150)
+        self.prompts = [[rng.randrange(engine.spec.vocab_size) for _ in range(length)] for length in lengths]
+        self.params = [params(index) for index in range(len(lengths))]
+        self.alone = [
+            bits(self.engine().generate([prompt], [p]))[0] for prompt, p in zip(self.prompts, self.params, strict=True)
+        ]
+
+    def engine(self, **options: Any) -> Engine:
+        return Engine(self.path, **{"num_blocks": 128, **options})
+
+    def together(self, engine: Engine) -> Bits:
+        return bits(engine.generate(self.prompts, self.params))
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def case(request: pytest.FixtureRequest) -> Case:
+    if request.param == "smollm2":
+        return Case(request.getfixturevalue("smollm2"))
+    return Case(GOLDEN / request.param if request.param.endswith("-tiny") else request.param)
+
+
+def test_a_request_in_a_batch_of_32_answers_as_alone(case: Case) -> None:
+    engine = case.engine(num_blocks=512)
+    rng = random.Random(1)
+    others = [[rng.randrange(engine.spec.vocab_size) for _ in range(rng.randrange(1, 100))] for _ in range(28)]
+    unseeded = sampling_params({"temperature": 1.3, "max_tokens": 30, "ignore_eos": True})
+    answers = engine.generate(case.prompts + others, case.params + [unseeded] * 28)
+    assert bits(answers[:4]) == case.alone
+
+
+@pytest.mark.parametrize("chunk", [16, 64, 512])
+def test_the_chunks_of_a_prefill_do_not_show(case: Case, chunk: int) -> None:
+    assert case.together(case.engine(max_num_batched_tokens=chunk, max_num_seqs=8)) == case.alone
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+def test_the_size_of_a_block_does_not_show(case: Case, block_size: int) -> None:
+    assert case.together(case.engine(block_size=block_size)) == case.alone
+
+
+def test_a_warm_prefix_cache_does_not_show(case: Case) -> None:
+    engine = case.engine()
+    cold = engine.generate(case.prompts, case.params)
+    warm = engine.generate(case.prompts, case.params)
+    assert [answer.num_cached_tokens for [answer] in warm] == [0, 32, 64, 144]
+    assert bits(cold) == bits(warm) == case.alone
+
+
+def test_the_prefix_cache_switched_off_does_not_show(case: Case) -> None:
+    engine = case.engine(enable_prefix_caching=False)
+    case.together(engine)
+    assert case.together(engine) == case.alone
+
+
+def test_16_requests_on_a_pool_for_4_are_preempted_and_all_end_as_they_would_alone(case: Case) -> None:
+    rng = random.Random(3)
+    size = case.engine().spec.vocab_size
+    prompts = [[rng.randrange(size) for _ in range(40)] for _ in range(16)]
+    settings = [params(index, max_tokens=64) for index in range(16)]
+    engine = case.engine(num_blocks=4 * 7)
+    assert bits(engine.generate(prompts, settings)) == bits(case.engine(num_blocks=512).generate(prompts, settings))
+    assert engine.scheduler.counters.num_preemptions > 0
+
+
+def test_speculation_does_not_show(case: Case) -> None:
+    assert case.together(case.engine(num_speculative_tokens=4)) == case.alone
+
+
+def test_forks_of_a_prompt_answer_as_requests_of_their_own(case: Case) -> None:
+    engine = case.engine()
+    prompt = case.prompts[2]
+    one = sampling_params({"temperature": 1.0, "seed": 5, "max_tokens": OUTPUT, "ignore_eos": True, "logprobs": 3})
+    [answers] = engine.generate([prompt], [msgspec.structs.replace(one, n=4)])
+    again = case.engine(enable_prefix_caching=False, max_num_batched_tokens=16, max_num_seqs=4)
+    [repeated] = again.generate([prompt], [msgspec.structs.replace(one, n=4)])
+    [[alone]] = case.engine().generate([prompt], [one])
+    assert [(a.token_ids, a.logprobs) for a in answers] == [(a.token_ids, a.logprobs) for a in repeated]
+    assert (answers[0].token_ids, answers[0].logprobs) == (alone.token_ids, alone.logprobs)
+    assert len({tuple(answer.token_ids) for answer in answers}) == 4
+
+
+def test_a_plan_that_is_run_twice_writes_the_same_bytes_and_results(case: Case) -> None:
+    engine = case.engine()
+    scheduler = engine.scheduler
+    for index, prompt in enumerate(case.prompts):
+        engine.add(f"r{index}", prompt, case.params[index])
+    for _ in range(12):
+        plan = msgspec.structs.replace(scheduler.plan(0.0), team=(0,))
+        batch = make_batch(plan, engine.setup.block_size, engine.setup.max_num_batched_tokens)
+        assert engine.forward.run(batch, 1)
+        columns, pool = engine.arena.results(batch.rows), engine.pool_bytes()
+        assert engine.forward.run(batch, 1)
+        assert engine.arena.results(batch.rows) == columns
+        assert engine.pool_bytes() == pool
+        scheduler.apply(StepResult(step_id=plan.step_id, worker_id=0, ok=True, **columns))
