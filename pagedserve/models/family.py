@@ -52,10 +52,10 @@ class Family:
     The first group are ModelSpec's fields of the same names. `biases` are the canonical names that always have a bias,
     `optional_biases` those that may: where the file has it (GGUF), where config.json says so (Hugging Face). `fused`
     maps a tensor of the file to the canonical ones that are its rows, in order.
-    Of Hugging Face folders: `hf_prefix` is before all names but the head's, or missing from all; `hf_transposed` are
-    stored [n_in, n_out]; `hf_ignored` are endings of tensors that carry no weights (old buffers); `hf_tied` and
-    `hf_window` hold where config.json does not say; `hf_inner_factor` times hidden_size is the default of
-    intermediate_size. `refine_gguf` and `refine_hf` finish the spec with what only this family has.
+    Of Hugging Face folders: without `hf_names` none are read; `hf_prefix` is before all names but the head's, or
+    missing from all; `hf_transposed` are stored [n_in, n_out]; `hf_ignored` are endings of tensors that carry no
+    weights (old buffers); `hf_tied` and `hf_window` hold where config.json does not say; `hf_inner_factor` times
+    hidden_size is the default of intermediate_size. `refine_gguf` and `refine_hf` finish the spec with what only this family has.
     """
 
     name: str

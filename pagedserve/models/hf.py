@@ -33,7 +33,7 @@ def open_hf(folder: Path, families: Iterable[Family]) -> FileCheckpoint:
     """The model in a Hugging Face folder. ModelError names the file and what it is that cannot be served."""
     config = read_settings(folder / "config.json")
     kind = config.text("model_type")
-    known = {family.hf_name or family.name: family for family in families}
+    known = {family.hf_name or family.name: family for family in families if family.hf_names}
     if kind not in known:
         raise config.wrong("model_type", f"one of {', '.join(sorted(known))}", kind)
     family = known[kind]

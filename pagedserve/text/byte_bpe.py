@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import tiktoken
 
+from pagedserve.text.vocabulary import byte_level
+
 _CONTRACTIONS = r"'(?:[sdmt]|ll|ve|re)"
 _LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -23,6 +25,8 @@ WORD_PATTERNS: Mapping[str, str] = {
     "llama-bpe": _LLAMA3 % r"\p{N}{1,3}",
     "qwen2": _LLAMA3 % r"\p{N}",
 }
+# Vocabularies that were made with the text in a Unicode normal form.
+NORMALIZATIONS: Mapping[str, str] = {"qwen2": "NFC"}
 
 # The regular expression engine gives up on a run of about a million white spaces.
 _MAX_SPACES = 100_000
@@ -59,6 +63,20 @@ class ByteBpe:
         return text.encode().translate(None, self._known_bytes)
 
 
-def merges_in_id_order(merged_ids: Sequence[int]) -> bool:
-    """Whether ids can serve as ranks: each merge, in order of priority, makes a token no lower than the one before."""
-    return all(a <= b for a, b in itertools.pairwise(merged_ids))
+def ranks_of(
+    vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], *, ignore_merges: bool
+) -> dict[bytes, int] | None:
+    """The ranks of a vocabulary in GPT-2's byte alphabet, or None where ids cannot serve as ranks.
+
+    They can when each merge, in order of priority, makes a token no lower than the one before. A token that no merge
+    makes is never encoded, unless `ignore_merges` says (as Llama 3's files do) that whole words need none.
+    """
+    try:
+        merged = [vocabulary[a + b] for a, b in merges]
+    except KeyError:
+        return None
+    if any(later < earlier for earlier, later in itertools.pairwise(merged)):
+        return None
+    made = set(merged)
+    ranks = {byte_level(token): i for token, i in vocabulary.items() if ignore_merges or len(token) == 1 or i in made}
+    return ranks if len(set(ranks.values())) == len(ranks) else None

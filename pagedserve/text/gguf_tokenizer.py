@@ -38,7 +38,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def _byte_bpe(settings: Settings) -> Tokenizer:
-    from pagedserve.text.byte_bpe import WORD_PATTERNS, ByteBpe, merges_in_id_order
+    from pagedserve.text.byte_bpe import NORMALIZATIONS, WORD_PATTERNS, ByteBpe, ranks_of
 
     tokens, types = _tokens_and_types(settings)
     pre = settings.text("pre", "default")
@@ -46,18 +46,22 @@ def _byte_bpe(settings: Settings) -> Tokenizer:
         raise settings.wrong("pre", f"one of {', '.join(_PATTERN_OF)}", pre)
     pattern = _PATTERN_OF[pre]
     normal = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _NORMAL}
-    try:
-        merged = [normal[merge.replace(" ", "", 1)] for merge in settings.strings("merges")]
-    except KeyError as error:
-        raise ModelError(f"{settings.path}: tokenizer.ggml.merges makes {error}, which is no token") from None
-    if not merges_in_id_order(merged):
-        raise ModelError(f"{settings.path}: tokenizer.ggml.merges are not in the order of their tokens")
+    merges = [_pair(settings, merge) for merge in settings.strings("merges")]
+    ranks = ranks_of(normal, merges, ignore_merges=pattern == "llama-bpe")
+    if ranks is None:
+        raise ModelError(f"{settings.path}: tokenizer.ggml.merges are not in the order of the tokens that they make")
     token_bytes = [
         byte_level(token) if kind == _NORMAL else token.encode() for token, kind in zip(tokens, types, strict=True)
     ]
-    ranks = {token_bytes[i]: i for i in normal.values()}
-    pieces = ByteBpe(ranks, WORD_PATTERNS[pattern], normalization="NFC" if pattern == "qwen2" else None)
+    pieces = ByteBpe(ranks, WORD_PATTERNS[pattern], NORMALIZATIONS.get(pattern))
     return Tokenizer(pieces, _vocabulary(settings, tokens, types, token_bytes, add_bos=False))
+
+
+def _pair(settings: Settings, merge: str) -> tuple[str, str]:
+    first, space, second = merge.partition(" ")
+    if not space:
+        raise settings.wrong("merges", "two tokens with a space between", merge)
+    return first, second
 
 
 def _sentencepiece(settings: Settings) -> Tokenizer:

@@ -43,13 +43,13 @@ class TextModel:
 
 
 def load_text(path: str | Path) -> TextModel:
-    """The text side of the model at `path` (a GGUF file, or "demo"); ModelError as in open_checkpoint."""
+    """The text side of a model: a GGUF file, a Hugging Face folder, or "demo". ModelError as in open_checkpoint."""
     if str(path) == demo.DEMO:
         return _demo_text()
     path = Path(path)
     if not path.exists():
         raise ModelError(f"{path}: no such file or folder")
-    return _gguf_text(GgufFile(path))
+    return _hf_text(path) if path.is_dir() else _gguf_text(GgufFile(path))
 
 
 def _gguf_text(file: GgufFile) -> TextModel:
@@ -64,6 +64,26 @@ def _gguf_text(file: GgufFile) -> TextModel:
                 raise settings.wrong(f"ggml.{name}_token_id", f"less than {len(tokens)}", token_id)
             names[f"{name}_token"] = tokens[token_id]
     return TextModel(gguf_tokenizer(file), ChatTemplate(source, str(file.path), names), generation_defaults(file))
+
+
+def _hf_text(folder: Path) -> TextModel:
+    # Not needed for a GGUF file, and a client should be up at once.
+    from pagedserve.models import hf
+    from pagedserve.text.hf_tokenizer import hf_tokenizer, special_tokens
+
+    config_path = folder / "tokenizer_config.json"
+    config = hf.read_json(config_path) if config_path.exists() else {}
+    template_path, source = folder / "chat_template.jinja", config.get("chat_template")
+    if template_path.exists():
+        source, origin = template_path.read_text(encoding="utf-8"), template_path
+    else:
+        origin = config_path
+        if isinstance(source, list):  # several templates by name
+            source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
+        if source is not None and not isinstance(source, str):
+            raise ModelError(f"{config_path}: chat_template: expected a string")
+    template = ChatTemplate(source, str(origin), special_tokens(config))
+    return TextModel(hf_tokenizer(folder), template, hf.generation_defaults(folder))
 
 
 class _Bytes:

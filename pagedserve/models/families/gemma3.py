@@ -41,5 +41,6 @@ FAMILY = Family(
     qk_norm=True,
     post_norms=True,
     gguf_activation="gelu_tanh",
+    hf_names={},
     refine_gguf=_refine,
 )
