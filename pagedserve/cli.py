@@ -34,7 +34,7 @@ def main() -> None:
     app(prog_name="pagedserve")
 
 
-def _configured(*shown: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def configured(*shown: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command a flag for every key of the configuration, and the loaded Config as its first argument.
 
     Only the flags of the `shown` keys appear in its --help.
@@ -97,22 +97,25 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 @app.command()
-@_configured(*(key.name for key in KEYS))
+@configured(*(key.name for key in KEYS))
 def up(
     config: Config, *, until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)] = False
 ) -> None:
     """Start the server: scheduler, workers and HTTP API, watched until Ctrl-C or SIGTERM."""
+    from pagedserve.contract.instance import Instance, own
+
+    owner = own(Instance(config.instance))  # before anything slow: a second `up` fails at once
     from pagedserve.models.catalog import fetch_if_missing
     from pagedserve.supervisor import Supervisor
 
     def prepare() -> None:
         fetch_if_missing(config.model, config.models_dir)
 
-    raise typer.Exit(Supervisor(config, prepare=prepare, until_stdin_closes=until_stdin_closes).run())
+    raise typer.Exit(Supervisor(config, owner, prepare, until_stdin_closes=until_stdin_closes).run())
 
 
 @app.command()
-@_configured("instance", "model", "workers", "compute")
+@configured("instance", "model", "workers", "compute")
 def chat(
     config: Config,
     *,
@@ -132,7 +135,7 @@ def chat(
 
 
 @app.command()
-@_configured("instance")
+@configured("instance")
 def status(
     config: Config,
     *,
@@ -146,7 +149,7 @@ def status(
 
 
 @app.command()
-@_configured("home")
+@configured("home")
 def pull(
     config: Config,
     *,
@@ -163,14 +166,14 @@ def pull(
 
 
 @app.command("list")
-@_configured("home")
+@configured("home")
 def list_(config: Config) -> None:
     """List the catalogue and the models that are here."""
     _print_models(config)
 
 
 @app.command()
-@_configured("home")
+@configured("home")
 def show(config: Config, *, name: Annotated[str, typer.Argument(help="A model's name or file.")]) -> None:
     """Show a model's shape and what it needs of memory."""
     from pagedserve.models import catalog
@@ -195,7 +198,7 @@ def show(config: Config, *, name: Annotated[str, typer.Argument(help="A model's 
 
 
 @app.command()
-@_configured("home")
+@configured("home")
 def rm(config: Config, *, names: Annotated[list[str], typer.Argument(help="Models to remove.")]) -> None:
     """Remove fetched models. A local file that was pulled stays where it is."""
     from pagedserve.models import catalog

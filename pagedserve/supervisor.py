@@ -23,7 +23,7 @@ from pagedserve.children import MAX_CRASHES, Child, describe_end
 from pagedserve.config import Config, child_environment
 from pagedserve.contract import segments
 from pagedserve.contract.errors import EndpointInUseError, PagedServeError
-from pagedserve.contract.instance import Instance, OwnerLock, own, reap_dead_instances
+from pagedserve.contract.instance import Instance, OwnerLock, reap_dead_instances
 from pagedserve.contract.messages import GetStatus, SchedulerMessage, Status, decode, encode
 from pagedserve.cores import usable_cores
 from pagedserve.log_lines import LogLines
@@ -34,14 +34,17 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Supervisor:
-    """One run of an instance, from `run` to its return.
+    """One run of an instance, from `run` to its return; `owner` holds its name, and is released at the end.
 
-    `prepare` is called between taking the instance's name and starting the processes (to fetch a model). With
-    `until_stdin_closes` the end of standard input ends the server: whoever started us is gone.
+    `prepare` is called before the processes are started (to fetch a model). With `until_stdin_closes` the end of
+    standard input ends the server: whoever started us is gone.
     """
 
-    def __init__(self, config: Config, *, prepare: Callable[[], None], until_stdin_closes: bool = False) -> None:
+    def __init__(
+        self, config: Config, owner: OwnerLock, prepare: Callable[[], None], *, until_stdin_closes: bool = False
+    ) -> None:
         cores = usable_cores()
+        self._owner = owner
         self._config = msgspec.structs.replace(config, workers=config.workers or cores.number)
         self._cores_reason = cores.reason if not config.workers else "as configured"
         self._prepare = prepare
@@ -63,10 +66,9 @@ class Supervisor:
     def run(self) -> int:
         """Serve until a signal or a failure; the exit code.
 
-        EndpointInUseError at once when the instance or the HTTP port is taken; PagedServeError with a child's own words
-        when it cannot load.
+        EndpointInUseError at once when the HTTP port is taken; PagedServeError with a child's own words when it cannot
+        load.
         """
-        owner = own(self._instance)
         try:
             if self._api is not None:
                 _check_port_free(self._config.http_host, self._config.http_port)
@@ -76,7 +78,7 @@ class Supervisor:
             self._say(f"{len(self._workers)} workers ({self._cores_reason})")
             self._serve()
         finally:
-            self._end(owner)
+            self._end()
         if self._failure is not None:
             raise self._failure
         return 0
@@ -230,12 +232,12 @@ class Supervisor:
         for child in self._children():
             child.send_signal(number)
 
-    def _end(self, owner: OwnerLock) -> None:
+    def _end(self) -> None:
         self._signal_all(signal.SIGKILL)
         for child in self._children():
             if child.running:
                 child.reap(time.monotonic())
-        owner.release()
+        self._owner.release()
 
     # ---- words --------------------------------------------------------------------------------------------------
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import signal
 import sys
 
 from pagedserve.config import Config, load_config
 from pagedserve.contract import segments
-from pagedserve.contract.errors import EndpointInUseError, PagedServeError
+from pagedserve.contract.errors import PagedServeError
 from pagedserve.contract.instance import Instance, own
 from pagedserve.contract.messages import ModelInfo, Setup
 from pagedserve.contract.parent import die_with_parent
@@ -29,24 +30,24 @@ MAX_TEAM = 64
 
 def main() -> int:
     """Run the scheduler; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m pagedserve.scheduler", description="The scheduler of a server.")
+    parser.add_argument("--supervised", action="store_true", help="whoever starts us owns the instance")
+    supervised: bool = parser.parse_args().supervised
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor ends us
     die_with_parent()
     try:
         config = load_config()
         logging.basicConfig(level=config.log_level.upper(), format="%(message)s", stream=sys.stderr)
-        _serve(config)
+        _serve(config, supervised)
     except PagedServeError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     return 0
 
 
-def _serve(config: Config) -> None:
+def _serve(config: Config, supervised: bool) -> None:
     instance = Instance(config.instance)
-    try:
-        owner = own(instance)  # without a supervisor (Procfile) we own the instance's names
-    except EndpointInUseError:
-        owner = None
+    owner = None if supervised else own(instance)  # without a supervisor (Procfile) we own the instance's names
     try:
         service = _build(config, instance)
         signal.signal(signal.SIGTERM, lambda *_: service.stop())
@@ -71,6 +72,8 @@ def _build(config: Config, instance: Instance) -> Service:
         max_model_len=max_model_len,
         free_bytes=pool_size.free_memory_bytes(),
     )
+    # Before the scheduler's own lists of blocks: a pool that is far too large is refused by its bytes.
+    segments.create(segments.segment_name(instance.tag, "kv"), num_blocks * block_bytes)
     scheduler = Scheduler(
         Limits(
             block_size=config.block_size,
@@ -122,7 +125,6 @@ def _build(config: Config, instance: Instance) -> Service:
         max_team=MAX_TEAM,
     )
     service = Service(settings, scheduler, Team(setup))
-    segments.create(segments.segment_name(instance.tag, "kv"), num_blocks * block_bytes)
     log.info(
         "pool of %s tokens in %s blocks, %.1f MB", f"{num_blocks * config.block_size:,}", f"{num_blocks:,}",
         num_blocks * block_bytes / 1e6,
