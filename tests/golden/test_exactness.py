@@ -98,9 +98,9 @@ def test_the_prefix_cache_switched_off_does_not_show(case: Case) -> None:
 def test_16_requests_on_a_pool_for_4_are_preempted_and_all_end_as_they_would_alone(case: Case) -> None:
     rng = random.Random(3)
     size = case.engine().spec.vocab_size
-    prompts = [[rng.randrange(size) for _ in range(40)] for _ in range(16)]
+    prompts = [[rng.randrange(size) for _ in range(8)] for _ in range(16)]
     settings = [params(index, max_tokens=64) for index in range(16)]
-    engine = case.engine(num_blocks=4 * 7)
+    engine = case.engine(num_blocks=4 * 5)
     assert bits(engine.generate(prompts, settings)) == bits(case.engine(num_blocks=512).generate(prompts, settings))
     assert engine.scheduler.counters.num_preemptions > 0
 
