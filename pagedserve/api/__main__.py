@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from pagedserve.api.app import create_app
+from pagedserve.api.backend import Backend
 from pagedserve.config import Config, load_config
 from pagedserve.contract.errors import EndpointInUseError, PagedServeError
 from pagedserve.contract.instance import Instance
@@ -22,16 +23,17 @@ _DRAIN_S = 1  # streams that still run when we are told to end
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, ended by SIGTERM alone: Ctrl-C reaches the whole group, and the supervisor ends us."""
+    """uvicorn, ended by `stop` alone: Ctrl-C reaches the whole group, and the supervisor ends us."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Install nothing."""
         yield
 
-    def stop(self) -> None:
-        """End in order."""
+    def stop(self, backend: Backend) -> None:
+        """End in order: answers that are not complete end with an error at once."""
         self.should_exit = True
+        self._stopping = asyncio.ensure_future(backend.stop())
 
 
 def main() -> int:
@@ -64,7 +66,7 @@ async def _serve(config: Config, listening: socket.socket) -> None:
             timeout_graceful_shutdown=_DRAIN_S,
         )
     )
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop, app.state.server.backend)
     await server.serve(sockets=[listening])
 
 

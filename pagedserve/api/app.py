@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
@@ -37,10 +36,9 @@ def create_app(config: Config, endpoint: str) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def connected(_: FastAPI) -> AsyncIterator[None]:
-        connection = asyncio.create_task(server.backend.run())
+        server.backend.start()
         yield
-        connection.cancel()
-        await asyncio.gather(connection, return_exceptions=True)
+        await server.backend.stop()
 
     app = FastAPI(title="PagedServe", version=pagedserve.__version__, docs_url=None, redoc_url=None, lifespan=connected)
     app.state.server = server

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from pagedserve.client import AsyncClient
-from pagedserve.contract.errors import ServerUnavailableError
+from pagedserve.contract.errors import PagedServeError, ServerUnavailableError
 from pagedserve.contract.messages import Status
 from pagedserve.text.load import TextModel
 
 log = logging.getLogger("pagedserve.api")
 
 _RETRY_S = 0.1
+_HOPELESS_RETRY_S = 5.0
 _STATUS_TIMEOUT_S = 2.0
 _QUICK_CHARACTERS = 2000  # a text of this length is tokenised faster than a thread is woken
 
@@ -23,12 +23,13 @@ T = TypeVar("T")
 
 
 class Backend:
-    """`run` keeps `client` and `text` connected; while there are none, asking for them is a ServerUnavailableError."""
+    """Stays connected between `start` and `stop`. While it is not, `client` and `text` raise ServerUnavailableError."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._client: AsyncClient | None = None
         self._text: TextModel | None = None
+        self._connection: asyncio.Task[None] | None = None
         self._asking = asyncio.Lock()  # the client takes any status that comes for the one that was asked for
 
     @property
@@ -45,21 +46,15 @@ class Backend:
             raise ServerUnavailableError("the server is starting; try again soon")
         return self._text
 
-    async def run(self) -> None:
-        """Connect, and again whenever the connection has failed, until cancelled. ModelError ends it."""
-        while True:
-            with contextlib.suppress(ServerUnavailableError):
-                async with AsyncClient(self._endpoint) as client:
-                    self._text = await client.load_text()
-                    self._client = client
-                    log.info("connected to %s, model %s", self._endpoint, client.model.name)
-                    try:
-                        while client.session.failure is None:
-                            await asyncio.sleep(_RETRY_S)
-                    finally:
-                        self._client = None
-                    log.warning("connection lost: %s", client.session.failure)
-            await asyncio.sleep(_RETRY_S)
+    def start(self) -> None:
+        """Begin to connect, in the running event loop."""
+        self._connection = asyncio.create_task(self._stay_connected())
+
+    async def stop(self) -> None:
+        """Disconnect; streams that still run end with ServerUnavailableError."""
+        if self._connection is not None:
+            self._connection.cancel()
+            await asyncio.gather(self._connection, return_exceptions=True)
 
     async def status(self, *, blocks: bool = False) -> Status:
         """The server's state now; ServerUnavailableError when nobody tells."""
@@ -72,6 +67,29 @@ class Backend:
             return (await self.status()).ready
         except ServerUnavailableError:
             return False
+
+    async def _stay_connected(self) -> None:
+        while True:
+            try:
+                async with AsyncClient(self._endpoint) as client:
+                    await self._use(client)
+            except ServerUnavailableError:
+                await asyncio.sleep(_RETRY_S)
+            except PagedServeError as error:  # another version, an unreadable model: somebody has to act
+                log.error("%s", error)
+                await asyncio.sleep(_HOPELESS_RETRY_S)
+
+    async def _use(self, client: AsyncClient) -> None:
+        """Offer the client until it fails."""
+        self._text = await client.load_text()
+        self._client = client
+        log.info("connected to %s, model %s", self._endpoint, client.model.name)
+        try:
+            while client.session.failure is None:
+                await asyncio.sleep(_RETRY_S)
+        finally:
+            self._client = None
+        log.warning("connection lost: %s", client.session.failure)
 
 
 async def tokenized(texts: Sequence[str], tokenize: Callable[[], T]) -> T:
