@@ -29,7 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def main(num_requests: int, context: int) -> None:
     """Measure each variant and print a line for it."""
-    print(f"{num_requests} running requests of {context} tokens; medians of {NUM_STEPS} steps in ms (a hundred requests)")
+    print(f"{num_requests} running requests of {context} tokens; medians of {NUM_STEPS} steps in ms (100 requests)")
     for name, sampling in VARIANTS.items():
         times = measure(num_requests, context, sampling)
         columns = (f"{what} {1e3 * t:.3f} ({1e5 * t / num_requests:.3f})" for what, t in times.items())
@@ -53,7 +53,7 @@ def measure(num_requests: int, context: int, sampling: dict[str, Any]) -> dict[s
     scheduler = Scheduler(limits)
     rng = np.random.default_rng(0)
     for number in range(num_requests):
-        prompt = pack_ids(rng.integers(0, VOCAB_SIZE, context))
+        prompt = pack_ids(rng.integers(0, VOCAB_SIZE, context, dtype=np.int32))
         message = Generate(
             request_id=str(number), prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=90_000, **sampling)
         )
@@ -92,10 +92,10 @@ def _result(plan: StepPlan, rng: np.random.Generator) -> StepResult:
         step_id=plan.step_id,
         worker_id=0,
         ok=True,
-        sampled_token_ids=pack_ids(rng.integers(0, VOCAB_SIZE, len(rows))),
+        sampled_token_ids=pack_ids(rng.integers(0, VOCAB_SIZE, len(rows), dtype=np.int32)),
         logprobs=np.zeros(len(rows), dtype="<f4").tobytes(),
-        ranks=pack_ids(np.ones(len(rows))),
-        top_token_ids=pack_ids(np.zeros(num_top)),
+        ranks=pack_ids(np.ones(len(rows), dtype=np.int32)),
+        top_token_ids=pack_ids(np.zeros(num_top, dtype=np.int32)),
         top_logprobs=np.zeros(num_top, dtype="<f4").tobytes(),
     )
 

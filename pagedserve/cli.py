@@ -1,4 +1,4 @@
-"""The command line: `pagedserve up | chat | status | pull | list | show | rm`. Parses, and calls what does the work.
+"""The command line: `pagedserve up | chat | status | pull | list | show | rm | bench`. Parses; others do the work.
 
 Every key of the configuration is a flag of every command. An expected error is one line and an exit code; a traceback
 only with --debug. What a command needs is imported when it runs, so that --help comes at once.
@@ -205,6 +205,18 @@ def rm(config: Config, *, names: Annotated[list[str], typer.Argument(help="Model
 
     for name in names:
         print(f"{name}: {catalog.remove(name, config.models_dir):,} bytes freed")
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def bench(context: typer.Context) -> None:
+    """Measure the kernels, or a server under load: kernels, latency, serve, context, compare."""
+    import subprocess
+
+    # Another process, since this one never loads the kernels.
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "bench", *context.args]))
 
 
 def _print_models(config: Config) -> None:
