@@ -67,7 +67,7 @@ class FileCheckpoint:
         if extra:
             raise ModelError(
                 f"{file.path}: tensor {min(extra)} is not part of a {spec.architecture} model"
-                + (f" (nor are {len(extra) - 1} others)" if len(extra) > 1 else "")
+                + (f" (and {len(extra) - 1} more)" if len(extra) > 1 else "")
             )
 
         self.num_parameters = sum(math.prod(e.shape) for e in self._expected.values())

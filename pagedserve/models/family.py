@@ -55,7 +55,8 @@ class Family:
     Of Hugging Face folders: without `hf_names` none are read; `hf_prefix` is before all names but the head's, or
     missing from all; `hf_transposed` are stored [n_in, n_out]; `hf_ignored` are endings of tensors that carry no
     weights (old buffers); `hf_tied` and `hf_window` hold where config.json does not say; `hf_inner_factor` times
-    hidden_size is the default of intermediate_size. `refine_gguf` and `refine_hf` finish the spec with what only this family has.
+    hidden_size is the default of intermediate_size. `refine_gguf` and `refine_hf` finish the spec with what
+    only this family has.
     """
 
     name: str

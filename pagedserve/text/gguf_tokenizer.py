@@ -85,7 +85,7 @@ def _sentencepiece(settings: Settings) -> Tokenizer:
         add_space_prefix=add_space_prefix,
     )
     vocabulary = _vocabulary(settings, tokens, types, token_bytes, add_bos=True)
-    return Tokenizer(pieces, vocabulary, strip_leading_space=add_space_prefix)
+    return Tokenizer(pieces, vocabulary, strip_leading_space=add_space_prefix, written_space=SPACE)
 
 
 def _tokens_and_types(settings: Settings) -> tuple[list[str], list[int]]:

@@ -22,11 +22,23 @@ class PieceEncoder(Protocol):
 
 
 class Tokenizer:
-    """A model's tokenizer. Text is any str: lone surrogates count as U+FFFD."""
+    """A model's tokenizer. Text is any str: lone surrogates count as U+FFFD.
 
-    def __init__(self, pieces: PieceEncoder, vocabulary: Vocabulary, *, strip_leading_space: bool = False) -> None:
+    `strip_leading_space`: decoding drops the space that encoding put in front. `written_space`: the character that
+    spaces are written with in the vocabulary; in text it counts as a space (SentencePiece).
+    """
+
+    def __init__(
+        self,
+        pieces: PieceEncoder,
+        vocabulary: Vocabulary,
+        *,
+        strip_leading_space: bool = False,
+        written_space: str = " ",
+    ) -> None:
         self._pieces = pieces
         self._vocabulary = vocabulary
+        self._written_space = written_space
         self._strip_leading_space = strip_leading_space
         self._control_ids = frozenset(vocabulary.control.values())
         self._control = AddedTokens(vocabulary.control)
@@ -86,7 +98,7 @@ class Tokenizer:
 
     def _encode(self, text: str, added: AddedTokens, remove: str = "") -> list[int]:
         ids: list[int] = []
-        for part in added.split(text):
+        for part in added.split(text.replace(self._written_space, " ")):
             if isinstance(part, int):
                 ids.append(part)
             else:
