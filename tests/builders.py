@@ -334,3 +334,11 @@ def continuation(
         if token_ids[-1] in stop_token_ids and len(token_ids) - num_prompt_tokens > sampling.min_tokens:
             break
     return token_ids[len(known) :]
+
+
+def next_logprobs(token_ids: Sequence[int], model: FakeModel) -> Float32:
+    """Raw log-probabilities [vocab_size] of the token after `token_ids`, by the model alone (no window)."""
+    keys = np.empty(len(token_ids), dtype=np.uint64)
+    for position, token_id in enumerate(token_ids):
+        keys[position] = _key(keys[:position], token_id, position)
+    return log_softmax(model.logits(keys, token_ids))

@@ -21,14 +21,14 @@ EOS = 7
 prompts = st.builds(  # few prefixes, so that requests share blocks; any tail
     lambda prefix, length, tail: ([prefix] * 3 + [1, 2, prefix, 4, 5, prefix] * 5)[:length] + tail,
     st.integers(0, 2),
-    st.sampled_from([0, 0, 3, 4, 8, 16, 24]),
+    st.sampled_from([0, 0, 0, 3, 4, 8, 16]),
     st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=6),
 )
 samplings = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 0.0, 1.0]),
     seed=st.integers(0, 3),
-    max_tokens=st.integers(1, 14),
+    max_tokens=st.integers(0, 20),
     ignore_eos=st.booleans(),
     stop_token_ids=st.sampled_from([(), (3,)]),
     repetition_penalty=st.sampled_from([1.0, 1.0, 1.5]),
@@ -71,8 +71,8 @@ class SchedulerWalk(RuleBasedStateMachine):
     """Clients add, fork and abort; a team runs steps, runs them twice, or is lost in the middle."""
 
     @initialize(
-        num_blocks=st.sampled_from([12, 16, 40]),
-        block_size=st.sampled_from([2, 4]),
+        num_blocks=st.sampled_from([11, 11, 14, 40]),
+        block_size=st.sampled_from([2, 2, 4]),
         max_num_batched_tokens=st.sampled_from([4, 10, 32]),
         enable_prefix_caching=st.booleans(),
         num_speculative_tokens=st.sampled_from([0, 3]),
@@ -81,7 +81,7 @@ class SchedulerWalk(RuleBasedStateMachine):
     )
     def start(self, memory: int, **limits: int) -> None:
         self.limits = small_limits(
-            max_num_seqs=4, max_model_len=60, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,), max_waiting=6, **limits
+            max_num_seqs=4, max_model_len=50, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,), max_waiting=6, **limits
         )
         self.model = FakeModel(VOCAB_SIZE, self.limits.sliding_window, memory)
         self.engine = Engine(self.limits, self.model)
@@ -103,17 +103,22 @@ class SchedulerWalk(RuleBasedStateMachine):
             return
         self.live[message.request_id] = Expected(message, prompt, len(prompt))
 
-    @rule(prompt=prompts, sampling=samplings, priority=st.integers(0, 1), salt=st.sampled_from(["", "", "salt"]))
-    def add(self, prompt: list[int], sampling: SamplingParams, priority: int, salt: str) -> None:
-        self._add(
-            Generate(
-                request_id=self._name(),
-                prompt_token_ids=self._ids(prompt),
-                sampling=sampling,
-                priority=priority,
-                cache_salt=salt,
+    @rule(
+        asked=st.lists(st.tuples(prompts, samplings), min_size=1, max_size=3),
+        priority=st.integers(0, 1),
+        salt=st.sampled_from(["", "", "salt"]),
+    )
+    def add(self, asked: list[tuple[list[int], SamplingParams]], priority: int, salt: str) -> None:
+        for prompt, sampling in asked:
+            self._add(
+                Generate(
+                    request_id=self._name(),
+                    prompt_token_ids=self._ids(prompt),
+                    sampling=sampling,
+                    priority=priority,
+                    cache_salt=salt,
+                )
             )
-        )
 
     @rule(prompt=prompts, sampling=chosen_outputs)
     def add_with_chosen_outputs(self, prompt: list[int], sampling: SamplingParams) -> None:
@@ -217,7 +222,7 @@ class SchedulerWalk(RuleBasedStateMachine):
 
 
 SchedulerWalk.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=150,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
