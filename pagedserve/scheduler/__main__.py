@@ -6,6 +6,7 @@ import argparse
 import logging
 import signal
 import sys
+from pathlib import Path
 
 from pagedserve.config import Config, load_config
 from pagedserve.contract import segments
@@ -97,7 +98,7 @@ def _build(config: Config, instance: Instance) -> Service:
         client_endpoints=endpoints,
         worker_endpoint=instance.worker_endpoint,
         model=ModelInfo(
-            name=spec.name,
+            name=_served_name(config.model),
             path=path,
             architecture=spec.architecture,
             vocab_size=spec.vocab_size,
@@ -130,6 +131,12 @@ def _build(config: Config, instance: Instance) -> Service:
         num_blocks * block_bytes / 1e6,
     )
     return service
+
+
+def _served_name(model: str) -> str:
+    """What clients call the model: the catalogue's name, or that of its file or folder."""
+    path = Path(model)
+    return path.stem if path.suffix == ".gguf" else path.name
 
 
 def _common_window(spec: ModelSpec) -> int:

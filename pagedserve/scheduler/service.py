@@ -318,7 +318,8 @@ class Service:
     def _on_worker_death(self, worker_id: int, handle: int) -> None:
         self._poller.unregister(handle)
         os.close(handle)
-        log.warning("worker %d died", worker_id)
+        if self._running:  # at the end everybody dies
+            log.warning("worker %d died", worker_id)
         in_step, outgoing = self._team.lose(worker_id)
         if in_step and self._control is not None:
             self._control.abort()

@@ -12,10 +12,10 @@ from numba import njit, typeof, types
 
 from workers.kernels.activation import gelu_tanh_mul_row, gelu_tanh_row, silu_mul_row
 from workers.kernels.attention import attention_tile, combine_tile
-from workers.kernels.attention_plan import ITEM_BYTES, plan_attention
+from workers.kernels.attention_plan import ITEM_BYTES, NUM_ROWS, PARTIAL, ROW_BEGIN, plan_attention
 from workers.kernels.kv import KvPool, copy_block, write_kv
 from workers.kernels.embedding import embed_row
-from workers.kernels.linear import linear_tile
+from workers.kernels.linear import GELU_TANH, SILU, gated_tile, linear_tile
 from workers.kernels.linear_pack import BLOCK, PANEL
 from workers.kernels.norm import layer_norm_row, rms_norm_row
 from workers.kernels.quantize import RECORD_BYTES, quantize_row
@@ -25,7 +25,7 @@ from workers.kernels.simd import isa_name
 from workers.kernels.sync import barrier, claim
 from workers.kernels.vector import load_first, read_i32, store_first
 
-__all__ = ["PAIR_ADJACENT", "PAIR_HALVES", "isa_name", "run"]
+__all__ = ["GELU_TANH", "PAIR_ADJACENT", "PAIR_HALVES", "SILU", "isa_name", "run"]
 
 OP_COLUMNS = 20
 
@@ -34,20 +34,21 @@ EMBED = 0  # wtype, matrix, n, out, position_embed; float: scale
 NORM = 1  # kind, source, out, quantized out, weight, bias, n, gather, residual; float: eps
 LINEAR = 2  # wtype, matrix, n_in, n_out, source, source row bytes, out, out width, bias, residual
 QK_ROPE_WRITE = 3  # layer, qkv, width, cos, sin, rope_dim, pairing, q_norm, k_norm, num_heads; float: eps
-ATTENTION = 4  # layer, qkv, width, out, num_heads, window index; float: scale
-COMBINE = 5  # out, num_heads, window index
+ATTENTION = 4  # layer, qkv, width, out, num_heads, window index, quantized out; float: scale
+COMBINE = 5  # out, num_heads, window index, quantized out
 QUANTIZE = 6  # source, n, out
 ACTIVATE = 7  # kind, gated, gate and up, width, n, out, quantized out
 SAMPLE = 8  # logits, width, vocab_size, sampled, logprobs, ranks, top ids, top logprobs
 COPY_BLOCKS = 9
+GATED = 10  # wtype, gate, n_in, n_out, source, source row bytes, up, kind, quantized out, its row bytes
 
 NORM_RMS, NORM_LAYER = 0, 1
-SILU, GELU_TANH = 0, 1
+
 
 # The step: sizes, then addresses of the batch's arrays (see Batch).
 (
     NUM_TOKENS,
-    NUM_ROWS,
+    NUM_SAMPLED,
     NUM_COPIES,
     TOKEN_IDS,
     POSITIONS,
@@ -95,8 +96,8 @@ def run(
         op, number, num_rows = ops[index], floats[index], step[NUM_TOKENS]
         if not _run_op(op, number, 0, num_rows, step, windows, pool, control, team_size, partials, work):
             return False
-    for first in range(0, step[NUM_ROWS], logits_rows):
-        num_rows = min(logits_rows, step[NUM_ROWS] - first)
+    for first in range(0, step[NUM_SAMPLED], logits_rows):
+        num_rows = min(logits_rows, step[NUM_SAMPLED] - first)
         for index in range(num_body, len(ops)):
             op, number = ops[index], floats[index]
             if not _run_op(op, number, first, num_rows, step, windows, pool, control, team_size, partials, work):
@@ -133,10 +134,12 @@ def _run_op(
 def _tiles(op: Any, num_rows: int, step: Any, windows: Any, pool: KvPool, team_size: int) -> tuple[int, int]:
     """How many tiles an operation has, and their size in rows (LINEAR: in panels)."""
     code = op[0]
-    if code == LINEAR:
+    if code == LINEAR or code == GATED:
         num_panels = (op[6] + PANEL - 1) // PANEL
         row_groups = (num_rows + _MAX_LINEAR_ROWS - 1) // _MAX_LINEAR_ROWS
         size = max(1, min(_MAX_LINEAR_PANELS, num_panels * row_groups // (team_size * _TILES_PER_MEMBER)))
+        if code == GATED:
+            size = (size + 1) // 2 * 2  # a block of the quantised output is two panels
         return row_groups * ((num_panels + size - 1) // size), size
     if code == ATTENTION:
         return windows[op[8], WINDOW_ITEMS] * pool.num_kv_heads, 1
@@ -168,6 +171,8 @@ def _run_tile(
     begin, end = tile * size, min((tile + 1) * size, num_rows)
     if code == LINEAR:
         _linear(a, tile, size, num_rows)
+    elif code == GATED:
+        _gated(a, tile, size, num_rows)
     elif code == ATTENTION:
         w = windows[a[5]]
         item = w[WINDOW_PLAN] + tile // pool.num_kv_heads * ITEM_BYTES
@@ -176,10 +181,15 @@ def _run_tile(
         attention_tile(
             pool, a[0], kv_head, item, a[4], w[WINDOW], number, tables, a[1], a[2] * 4, a[3], out_bytes, partials, work
         )
+        if a[6] != 0 and read_i32(item + PARTIAL) < 0:
+            _quantize_heads(pool, item, kv_head, a[4], a[3], a[6])
     elif code == COMBINE:
         w = windows[a[2]]
         item = w[WINDOW_PLAN] + (w[WINDOW_ITEMS] + tile // pool.num_kv_heads) * ITEM_BYTES
-        combine_tile(pool, tile % pool.num_kv_heads, item, a[1], a[0], a[1] * pool.head_dim * 4, partials, work)
+        kv_head = tile % pool.num_kv_heads
+        combine_tile(pool, kv_head, item, a[1], a[0], a[1] * pool.head_dim * 4, partials, work)
+        if a[3] != 0:
+            _quantize_heads(pool, item, kv_head, a[1], a[0], a[3])
     elif code == NORM:
         for row in range(begin, end):
             _norm(a, number, row, read_i32(step[ROWS] + (first + row) * ROW_BYTES) if a[7] else row)
@@ -238,13 +248,34 @@ def _norm(a: Any, eps: float, row: int, source_row: int) -> None:
 
 
 @njit(cache=True)
-def _linear(a: Any, tile: int, size: int, num_rows: int) -> None:
-    """Tiles go through the panels first, so that a group of rows stays in cache and the weights stream."""
-    num_panels = (a[3] + PANEL - 1) // PANEL
+def _linear_part(n_out: int, tile: int, size: int, num_rows: int) -> tuple[int, int, int, int]:
+    """A linear tile's panels and rows. Tiles go through the panels first: a group of rows stays in cache meanwhile."""
+    num_panels = (n_out + PANEL - 1) // PANEL
     panel_tiles = (num_panels + size - 1) // size
     panel, row = tile % panel_tiles * size, tile // panel_tiles * _MAX_LINEAR_ROWS
-    panel_end, row_end = min(panel + size, num_panels), min(row + _MAX_LINEAR_ROWS, num_rows)
+    return panel, min(panel + size, num_panels), row, min(row + _MAX_LINEAR_ROWS, num_rows)
+
+
+@njit(cache=True)
+def _linear(a: Any, tile: int, size: int, num_rows: int) -> None:
+    panel, panel_end, row, row_end = _linear_part(a[3], tile, size, num_rows)
     linear_tile(a[0], a[1], a[2], panel, panel_end, a[4], a[5], row, row_end, a[6], a[7], a[3], a[8], a[9])
+
+
+@njit(cache=True)
+def _gated(a: Any, tile: int, size: int, num_rows: int) -> None:
+    panel, panel_end, row, row_end = _linear_part(a[3], tile, size, num_rows)
+    gated_tile(a[7], a[0], a[1], a[6], a[2], panel, panel_end, a[4], a[5], row, row_end, a[8], a[9])
+
+
+@njit(cache=True)
+def _quantize_heads(pool: KvPool, item: int, kv_head: int, num_heads: int, attention: int, out: int) -> None:
+    """Quantise what an attention item has written: the query heads of one kv_head, in its rows."""
+    n, part = num_heads * pool.head_dim, num_heads // pool.num_kv_heads * pool.head_dim
+    first = read_i32(item + ROW_BEGIN)
+    for row in range(first, first + read_i32(item + NUM_ROWS)):
+        source = attention + (row * n + kv_head * part) * 4
+        quantize_row(source, part, out + row * _quantized_row_bytes(n) + kv_head * _quantized_row_bytes(part))
 
 
 @njit(cache=True)
