@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,9 +59,20 @@ def byte_steps(text: bytes, *, size: int = 1, finish_reason: str = "length") -> 
 
 
 class FakeScheduler:
-    """Serves until closed. What it was sent is in `received`; `hold_after` steps it stops answering requests."""
+    """Serves until closed. What it was sent is in `received`.
 
-    def __init__(self, path: Path, script: Script, *, scheduler_id: str = "one", hold_after: int | None = None) -> None:
+    `hold_after` steps it stops answering requests; a step takes `step_s`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        script: Script,
+        *,
+        scheduler_id: str = "one",
+        hold_after: int | None = None,
+        step_s: float = 0.0,
+    ) -> None:
         self.endpoint = f"ipc://{path}"
         self.received: list[Message] = []
         self.protocol = PROTOCOL
@@ -69,6 +81,9 @@ class FakeScheduler:
         self._script = script
         self._scheduler_id = scheduler_id
         self._hold_after = hold_after
+        self._step_s = step_s
+        self._due: list[tuple[float, bytes, str, Message]] = []  # time, client, request_id, what it gets then
+        self._known: set[bytes] = set()
         self._stop = threading.Event()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
@@ -96,15 +111,20 @@ class FakeScheduler:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            if not self._socket.poll(20):
-                continue
-            identity, body = self._socket.recv_multipart()
-            message = decode(body, ClientMessage)
-            self.received.append(message)
-            for answer in self._answers(message):
+            if self._socket.poll(5 if self._due else 20):
+                identity, body = self._socket.recv_multipart()
+                message = decode(body, ClientMessage)
+                self.received.append(message)
+                if isinstance(message, Hello):
+                    self._known.add(identity)
+                for answer in self._answers(message, identity):
+                    self._socket.send_multipart((identity, encode(answer)))
+            now = time.monotonic()
+            for _, identity, _, answer in [due for due in self._due if due[0] <= now]:
                 self._socket.send_multipart((identity, encode(answer)))
+            self._due = [due for due in self._due if due[0] > now]
 
-    def _answers(self, message: Message) -> list[Message]:
+    def _answers(self, message: Message, identity: bytes) -> list[Message]:
         if isinstance(message, Hello):
             if message.protocol != self.protocol:
                 return [Failure(code="protocol", message=f"protocol {message.protocol} is not spoken here")]
@@ -125,8 +145,17 @@ class FakeScheduler:
         if isinstance(message, Generate):
             if self.refusal is not None:
                 return [self.refusal]
-            return [Tokens(outputs=tuple(records)) for records in self._script(message)[: self._hold_after]]
+            if identity not in self._known:
+                return [Failure(code="protocol", message="say Hello first", request_id=message.request_id)]
+            steps = [Tokens(outputs=tuple(records)) for records in self._script(message)[: self._hold_after]]
+            if not self._step_s:
+                return list(steps)
+            now = time.monotonic()
+            for i, step in enumerate(steps, 1):
+                self._due.append((now + i * self._step_s, identity, message.request_id, step))
+            return []
         if isinstance(message, Abort):
+            self._due = [due for due in self._due if due[2] != message.request_id]
             end = SequenceTokens(request_id=message.request_id, finish_reason=message.finish_reason, finished=True)
             return [Tokens(outputs=(end,))]
         assert isinstance(message, Fork)
