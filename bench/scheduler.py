@@ -38,7 +38,8 @@ def main(num_requests: int, context: int) -> None:
 
 def measure(num_requests: int, context: int, sampling: dict[str, Any]) -> dict[str, float]:
     """Median seconds of planning, encoding and applying a step in which every request decodes."""
-    blocks_each = (context + 2 * NUM_STEPS * 8) // BLOCK_SIZE + 2
+    max_tokens = 16 * NUM_STEPS  # more than any request gets here
+    blocks_each = (context + max_tokens) // BLOCK_SIZE + 1
     limits = Limits(
         block_size=BLOCK_SIZE,
         num_blocks=num_requests * blocks_each,
@@ -55,7 +56,7 @@ def measure(num_requests: int, context: int, sampling: dict[str, Any]) -> dict[s
     for number in range(num_requests):
         prompt = pack_ids(rng.integers(0, VOCAB_SIZE, context, dtype=np.int32))
         message = Generate(
-            request_id=str(number), prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=90_000, **sampling)
+            request_id=str(number), prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=max_tokens, **sampling)
         )
         scheduler.add(b"client", message, 0.0)
     plan = _plan(scheduler)

@@ -170,12 +170,14 @@ class SchedulerWalk(RuleBasedStateMachine):
     @precondition(lambda self: self.plan is not None)
     @rule()
     def lose_the_team(self) -> None:
+        assert self.plan is not None
         self.engine.team.run(self.plan)  # some of it was computed, nothing was reported
         assert self.scheduler.in_flight == self.plan
 
     @precondition(lambda self: self.plan is not None)
     @rule()
     def apply_result(self) -> None:
+        assert self.plan is not None
         self.engine.receive(self.scheduler.apply(self.engine.team.run(self.plan)))
         self.plan = None
         self._compare_finished()

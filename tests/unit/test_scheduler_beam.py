@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def twin(
 def test_beam_search_equals_its_twin(width: int, length_penalty: float, early_stopping: bool, num_blocks: int) -> None:
     engine = Engine(small_limits(eos_token_ids=EOS, num_blocks=num_blocks))
     prompt = prompt_of(11, width)
-    sampling = {"length_penalty": length_penalty, "early_stopping": early_stopping, "max_tokens": 12}
+    sampling: dict[str, Any] = {"length_penalty": length_penalty, "early_stopping": early_stopping, "max_tokens": 12}
     engine.run(generate("a", prompt, beam_width=width, n=width, **sampling))
     expected = twin(prompt, width, 12, length_penalty, early_stopping)
     records = engine.records["a"]

@@ -18,12 +18,10 @@ def rows_of(plan: StepPlan | None) -> Any:
 
 def test_a_row_has_the_parameters_of_its_request() -> None:
     engine = Engine()
-    sampling = {"temperature": 0.5, "top_k": 7, "top_p": 0.75, "min_p": 0.25, "seed": 2**64 - 1, "logprobs": 3}
-    engine.add(generate("a", prompt_of(9), **sampling))
+    sampling: dict[str, Any] = {"temperature": 0.5, "top_k": 7, "top_p": 0.75, "min_p": 0.25, "seed": 2**64 - 1}
+    engine.add(generate("a", prompt_of(9), logprobs=3, **sampling))
     row = rows_of(engine.step())[0]
-    assert {name: row[name] for name in sampling if name != "logprobs"} == {
-        name: value for name, value in sampling.items() if name != "logprobs"
-    }
+    assert {name: row[name] for name in sampling} == sampling
     assert (row["token_index"], row["target"], row["num_logprobs"], row["position"]) == (8, -1, 3, 9)
     assert (row["history_start"], row["history_end"], row["bias_start"], row["bias_end"]) == (0, 0, 0, 0)
     assert rows_of(engine.step())["position"].tolist() == [10]
@@ -48,7 +46,7 @@ def test_a_negative_seed_is_its_64_bits_and_none_is_made_from_the_name() -> None
         ({"repetition_penalty": 1.5, "frequency_penalty": 1.0}, "all", 6),
     ],
 )
-def test_penalties_see_what_they_are_about(sampling: dict[str, float], history: str, history_prompt: int) -> None:
+def test_penalties_see_what_they_are_about(sampling: dict[str, Any], history: str, history_prompt: int) -> None:
     engine = Engine()
     engine.add(generate("other", prompt_of(3), repetition_penalty=2.0))
     engine.add(generate("a", prompt_of(6, 1), **sampling))

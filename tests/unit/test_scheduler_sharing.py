@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pagedserve.contract.errors import RequestError
 from pagedserve.contract.messages import Fork, unpack_ids
-from pagedserve.scheduler import pool
+from pagedserve.scheduler.prefix_cache import block_hash
 from pagedserve.scheduler.request import sequence_seed
 from tests.builders import CLIENT, Engine, FakeModel, alone, continuation, generate, prompt_of, small_limits
 
@@ -92,7 +94,7 @@ def test_equal_output_is_kept_once() -> None:
 
 
 def test_a_hash_collision_is_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "block_hash", lambda parent, token_ids: b"the same for all")
+    monkeypatch.setattr("pagedserve.scheduler.pool.block_hash", lambda parent, token_ids: b"the same for all")
     engine = Engine()
     engine.scheduler.check = lambda: None  # type: ignore[method-assign]  # it would find that the hashes are wrong
     engine.run(generate("a", prompt_of(18)))
@@ -111,15 +113,14 @@ def test_tails_of_prefixes_are_evicted_before_their_heads() -> None:
 
 def test_each_block_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[bytes] = []
-    original = pool.block_hash
 
     def counting(parent: bytes, token_ids: bytes) -> bytes:
         hashed.append(token_ids)
-        return original(parent, token_ids)
+        return block_hash(parent, token_ids)
 
     engine = Engine(small_limits(max_num_batched_tokens=8))
     engine.scheduler.check = lambda: None  # type: ignore[method-assign]
-    monkeypatch.setattr(pool, "block_hash", counting)
+    monkeypatch.setattr("pagedserve.scheduler.pool.block_hash", counting)
     engine.run(generate("a", prompt_of(40), max_tokens=21))
     assert len(hashed) == 15  # 60 computed tokens
 
@@ -158,7 +159,7 @@ def test_outputs_are_those_of_single_requests_with_the_mixed_seeds() -> None:
 
 def test_best_of_gives_the_n_outputs_with_the_best_mean_logprob_at_the_end() -> None:
     engine = Engine()
-    sampling = {"temperature": 1.0, "seed": 3}
+    sampling: dict[str, Any] = {"temperature": 1.0, "seed": 3}
     engine.run(generate("best", prompt_of(10), n=2, best_of=5, **sampling))
     engine.run(generate("all", prompt_of(10), n=5, logprobs=0, **sampling))
     sums = {record.index: record.cumulative_logprob for record in engine.records["all"] if record.finish_reason}
