@@ -33,17 +33,20 @@ class Batch:
         self.parts: dict[Sequence, Scheduled] = {}
         self.num_tokens_left = limits.max_num_batched_tokens
         self.num_rows_left = limits.max_num_rows
-        self.num_chunk_tokens_left = limits.max_num_batched_tokens  # for sequences more than one token behind
+        self._limits = limits
+        self._chunk_budget = float(limits.max_num_batched_tokens)  # for sequences more than one token behind
         self.hashes: set[bytes] = set()  # blocks that this step computes (or begins to): nobody else need do it
         self.has_preempted = False
 
     def limit_chunks(self, num_tokens: int) -> None:
-        """From here on at most `num_tokens` for sequences that are more than one token behind."""
-        self.num_chunk_tokens_left = num_tokens
+        """From here on at most `num_tokens` (at their cost) for sequences that are more than one token behind."""
+        self._chunk_budget = float(num_tokens)
 
-    def room_for_chunk(self) -> int:
-        """Tokens that a sequence more than one token behind can have now."""
-        return min(self.num_tokens_left, self.num_chunk_tokens_left)
+    def room_for_chunk(self, context: int = 0) -> int:
+        """Tokens that a sequence more than one token behind, with `context` computed, can have now."""
+        if self._chunk_budget < 1.0:
+            return 0
+        return min(self.num_tokens_left, max(1, int(self._chunk_budget / self._limits.prompt_token_cost(context))))
 
     def add(self, part: Scheduled, is_chunk: bool) -> None:
         """Take a sequence's part in."""
@@ -51,7 +54,8 @@ class Batch:
         self.num_tokens_left -= part.num_tokens
         self.num_rows_left -= part.num_target_rows + part.num_sampled_rows
         if is_chunk:
-            self.num_chunk_tokens_left -= part.num_tokens
+            cost = self._limits.prompt_token_cost(part.sequence.num_computed_tokens)
+            self._chunk_budget -= part.num_tokens * cost
 
     def add_drafts(self, part: Scheduled, drafts: Int32) -> None:
         """Let the step verify drafts after a part's last token."""

@@ -12,8 +12,10 @@ class Limits:
     """What the scheduler may use. ConfigError names the field that is out of range.
 
     max_num_batched_tokens  tokens in one step, all sequences together
-    max_mixed_prefill_tokens  of them, how many may be more than one token of a sequence while others decode: it bounds
-                            how much a long prompt can slow the others' next token
+    max_mixed_prefill_tokens  of them, how many may be prompts' while others wait for their next token: it bounds how
+                            much a long prompt can slow them
+    full_chunk_context      a prompt token with more context than this counts as context / full_chunk_context tokens of
+                            both budgets, since its attention takes that much longer
     max_num_seqs            sequences that run at the same time
     max_num_rows            rows of logits in one step (0: max_num_seqs); several rows may be of one token
     max_waiting             sequences in the queue; one more is refused with queue_full
@@ -33,6 +35,7 @@ class Limits:
     enable_prefix_caching: bool = True
     num_speculative_tokens: int = 0
     max_mixed_prefill_tokens: int = 64
+    full_chunk_context: int = 512
     max_num_rows: int = 0
 
     def __post_init__(self) -> None:
@@ -45,6 +48,7 @@ class Limits:
             "max_waiting",
             "vocab_size",
             "max_mixed_prefill_tokens",
+            "full_chunk_context",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -61,6 +65,12 @@ class Limits:
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold K and V of `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
+
+    def prompt_token_cost(self, context: int) -> float:
+        """How many tokens of a step's budget a prompt token after `context` others counts for."""
+        if self.sliding_window:
+            context = min(context, self.sliding_window)
+        return max(1.0, context / self.full_chunk_context)
 
     def max_blocks_at_once(self, num_tokens: int) -> int:
         """Most blocks that a sequence of `num_tokens` tokens ever holds: fewer than all with a sliding window."""

@@ -59,7 +59,7 @@ class Planner:
     def _chunk_length(self, sequence: Sequence, batch: Batch) -> int:
         """How far a sequence goes in this step: not into a block that another sequence of the batch computes already,
         since in the next step it can have that block from the cache."""
-        num_tokens = min(sequence.num_behind, batch.room_for_chunk())
+        num_tokens = min(sequence.num_behind, batch.room_for_chunk(sequence.num_computed_tokens))
         start, block_size = sequence.num_computed_tokens, self._limits.block_size
         if batch.hashes and not sequence.request.lacks_prompt_logprobs:
             end = min(start + num_tokens, sequence.num_tokens - 1)  # the last token is never taken from the cache

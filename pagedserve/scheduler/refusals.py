@@ -68,8 +68,8 @@ def _check_combinations(sampling: SamplingParams, limits: Limits) -> None:
     num_stops = len({*sampling.stop_token_ids, *limits.eos_token_ids})
     if sampling.min_tokens and num_stops >= 2 * sampling.beam_width:
         raise RequestError(
-            f"min_tokens with beam_width {sampling.beam_width} allows at most {2 * sampling.beam_width - 1} stop tokens, "
-            f"got {num_stops}: a beam goes on with one of its 2 * beam_width likeliest tokens",
+            f"min_tokens with beam_width {sampling.beam_width} allows at most {2 * sampling.beam_width - 1} stop "
+            f"tokens, got {num_stops}: a beam goes on with one of its 2 * beam_width likeliest tokens",
             param="min_tokens",
         )
 

@@ -76,6 +76,18 @@ def test_one_long_prompt_among_short_ones_holds_none_of_them_up() -> None:
         assert sum(lengths(plan)) <= 20 + 64
 
 
+def test_chunks_shrink_as_their_context_grows_and_attention_takes_longer() -> None:
+    engine = Engine(small_limits(max_num_batched_tokens=32, full_chunk_context=40))
+    engine.add(generate("a", prompt_of(180)))
+    assert [lengths(engine.step()) for _ in range(6)] == [[32], [32], [20], [15], [12], [11]]
+
+
+def test_with_a_sliding_window_a_longer_context_costs_no_more() -> None:
+    engine = Engine(small_limits(max_num_batched_tokens=32, full_chunk_context=40, sliding_window=40))
+    engine.add(generate("a", prompt_of(180)))
+    assert [lengths(engine.step()) for _ in range(6)] == [[32]] * 5 + [[20]]
+
+
 def test_priority_then_arrival_decides_who_is_admitted() -> None:
     engine = Engine(small_limits(max_num_seqs=1, max_num_batched_tokens=8))
     for name, priority in (("late", 1), ("second", 0), ("third", 0), ("first", -1)):
