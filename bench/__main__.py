@@ -1,11 +1,12 @@
 """`python -m bench`, which is `pagedserve bench`: parses, and calls what measures.
 
-The kernels are compiled for the instruction set and into the cache folder that the workers use.
+What compiles kernels is imported by the commands that need it, once the workers' instruction set and cache are chosen.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,8 @@ from bench.workloads import LATENCY, PRESETS, SERVE, Workload
 from pagedserve.cli import configured
 from pagedserve.config import Config
 from pagedserve.contract.errors import ConfigError
+from pagedserve.cores import usable_cores
+from workers.isa import kernel_environment
 
 app = typer.Typer(
     name="pagedserve bench",
@@ -47,6 +50,28 @@ _Seed = Annotated[int, typer.Option(help="Of prompts and arrivals.")]
 _Repeat = Annotated[int, typer.Option(min=1, help="Run each workload so often, and report the median run.")]
 _Label = Annotated[str, typer.Option(help="A name for the result.")]
 _Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result here as well.")]
+
+
+@app.command()
+@configured("workers", "isa")
+def kernels(
+    config: Config,
+    *,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a roofline here (PNG).")] = None,
+    label: _Label = "",
+    json_file: _Json = None,
+) -> None:
+    """Attention and linear layers by themselves, beside this machine's peaks: tables, JSON, a roofline plot."""
+    _prepare_numba(config)
+    from bench.kernels import print_kernels, run_kernels
+    from bench.roofline import draw_roofline
+
+    setup, results = run_kernels(config.workers or usable_cores().number, Console(stderr=True))
+    print_kernels(Console(), setup, results)
+    if json_file is not None:
+        write_json(json_file, document("kernels", label, setup, results))
+    if plot is not None:
+        draw_roofline(plot, setup, results)
 
 
 @app.command()
@@ -112,15 +137,44 @@ def serve(
 
 
 @app.command()
+@configured(*_SERVER_FLAGS)
+def context(
+    config: Config,
+    *,
+    max_len: Annotated[int, typer.Option(min=512, help="Longest prompt plus output.")] = 8192,
+    seed: _Seed = 1,
+    label: _Label = "",
+    json_file: _Json = None,
+) -> None:
+    """TTFT and TPOT against context length, beside the slopes that the arithmetic predicts."""
+    _prepare_numba(config)
+    from bench.context import LENGTHS, print_context, run_context
+
+    lengths = [length for length in LENGTHS if length <= max_len]
+    num_cores = config.workers or usable_cores().number
+    setup, results = run_context(config, lengths, num_cores, Options(seed), Console(stderr=True))
+    print_context(Console(), setup, results)
+    if json_file is not None:
+        write_json(json_file, document("context", label, setup, results))
+
+
+@app.command()
 @configured()
 def compare(
-    config: Config,  # noqa: ARG001
+    config: Config,
     *,
     a: Annotated[Path, typer.Argument(metavar="A.json")],
     b: Annotated[Path, typer.Argument(metavar="B.json")],
 ) -> None:
     """Print the ratios of two results."""
     print_comparison(Console(), a, b)
+
+
+def _prepare_numba(config: Config) -> None:
+    """Set the environment that Numba reads once, when it is first imported."""
+    environment = kernel_environment(config.isa, Path(config.home))
+    os.environ.update(environment)
+    Path(environment["NUMBA_CACHE_DIR"]).mkdir(parents=True, exist_ok=True)
 
 
 def _measure(

@@ -1,0 +1,138 @@
+"""What this machine can do at most: int8 dot products and float32 multiply-adds from registers, reading memory.
+
+Every share of a peak in the benchmark's tables is one of these, measured in the same run on the same cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+
+from bench.team import Team
+from workers.kernels.simd import I8, I32, Simd, Value, isa_name, vector
+from workers.kernels.sync import barrier, claim
+
+_CHAINS = 12 if isa_name() == "avx512" else 5  # sums side by side: more than latency x units, fewer than registers
+_TURNS = 100_000
+_PREFETCH_BYTES = 4096
+_READ_BYTES = 384 << 20  # much more than any cache here
+_STEP_BYTES = 512  # read in one turn
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Of `cores` cores together. A multiply and an add are two operations."""
+
+    cores: int
+    int8_gops: float
+    float32_gflops: float
+    read_gbytes_per_s: float
+
+
+def measure_peaks(team: Team) -> Peaks:
+    """Measure all three; about a second."""
+    operations = team.size * _TURNS * _CHAINS * 2
+    data = np.ones(_READ_BYTES // 4, dtype=np.int32)
+    share = _READ_BYTES // team.size // _STEP_BYTES * _STEP_BYTES
+    starts = np.array([data.ctypes.data + member * share for member in range(team.size)])
+    return Peaks(
+        cores=team.size,
+        int8_gops=operations * 64 / team.seconds(_dot_int8) / 1e9,
+        float32_gflops=operations * 16 / team.seconds(_multiply_add) / 1e9,
+        read_gbytes_per_s=share * team.size / team.seconds(_read, starts, share, rounds=5) / 1e9,
+    )
+
+
+@intrinsic
+def _dot_turns(typing_context: Any, turns: Any) -> Any:
+    """_CHAINS int8 dot products a turn."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        s = Simd(builder)
+        bytes_ = s.bitcast(s.splat(s.truncate(s.wrap(args[0]), I32)), vector(I8, 64)) & 0x7F
+
+        def body(_: Value, sums: list[Value]) -> list[Value]:
+            return [s.dot_u8s8(total, bytes_, bytes_) for total in sums]
+
+        sums = s.loop(0, args[0], 1, [s.i32(chain) for chain in range(_CHAINS)], body)
+        return s.lane(_total(sums), 0).llvm
+
+    return types.int32(turns), generate
+
+
+@intrinsic
+def _multiply_add_turns(typing_context: Any, turns: Any) -> Any:
+    """_CHAINS multiply-adds of 16 float32 a turn."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        s = Simd(builder)
+        factor = s.to_f32(s.splat(s.truncate(s.wrap(args[0]), I32))) * 1e-6
+
+        def body(_: Value, sums: list[Value]) -> list[Value]:
+            return [s.fma(total, factor, factor) for total in sums]
+
+        sums = s.loop(0, args[0], 1, [s.f32(chain) for chain in range(_CHAINS)], body)
+        return s.lane(_total(sums), 0).llvm
+
+    return types.float32(turns), generate
+
+
+@intrinsic
+def _read_bytes(typing_context: Any, begin: Any, num_bytes: Any) -> Any:
+    """Read memory, _STEP_BYTES a turn, asking for what comes a page later."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        s = Simd(builder)
+        begin = s.wrap(args[0])
+
+        def body(at: Value, sums: list[Value]) -> list[Value]:
+            for line in range(0, _STEP_BYTES, 64):
+                s.prefetch(begin + at, _PREFETCH_BYTES + line)
+            return [total ^ s.load(begin + at, vector(I32), 64 * line) for line, total in enumerate(sums)]
+
+        sums = s.loop(0, args[1], _STEP_BYTES, [s.i32(0)] * (_STEP_BYTES // 64), body)
+        return s.lane(_total(sums), 0).llvm
+
+    return types.int32(begin, num_bytes), generate
+
+
+def _total(sums: list[Value]) -> Value:
+    """All of them in one, so that none is left out as unused."""
+    first, *others = sums
+    for value in others:
+        first = first + value
+    return first
+
+
+@njit(cache=True, nogil=True)
+def _dot_int8(repeats: int, control: int, team_size: int) -> int:
+    total = 0
+    for _ in range(repeats):
+        total += _dot_turns(_TURNS)
+        barrier(control, team_size)
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _multiply_add(repeats: int, control: int, team_size: int) -> float:
+    total = 0.0
+    for _ in range(repeats):
+        total += _multiply_add_turns(_TURNS)
+        barrier(control, team_size)
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _read(repeats: int, starts: Any, share: int, control: int, team_size: int) -> int:
+    total = 0
+    for _ in range(repeats):
+        tile = claim(control, 0)
+        while tile < team_size:
+            total += _read_bytes(starts[tile], share)
+            tile = claim(control, 0)
+        barrier(control, team_size)
+    return total
