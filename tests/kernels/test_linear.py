@@ -12,7 +12,7 @@ import pytest
 from tests import reference
 from workers.kernels import linear_pack as pack
 from workers.kernels.embedding import embed_row
-from workers.kernels.linear import GELU_TANH, PASS_ROWS, SILU, UNPACK_FROM_ROWS, gated_tile, linear_tile
+from workers.kernels.linear import GELU_TANH, PASS_ROWS, SILU, gated_tile, linear_tile
 from workers.kernels.quantize import act_row_bytes, quantize_row
 
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0")
@@ -88,7 +88,9 @@ def outliers(rng: np.random.Generator, rows: int, n_in: int) -> Array:
 
 
 @pytest.mark.parametrize("name", TYPES)
-@pytest.mark.parametrize(("rows", "n_out", "n_in"), [(1, 80, 64), (2, 17, 96), (5, 50, 1056), (13, 33, 1120), (100, 16, 64)])
+@pytest.mark.parametrize(
+    ("rows", "n_out", "n_in"), [(1, 80, 64), (2, 17, 96), (5, 50, 1056), (13, 33, 1120), (100, 16, 64)]
+)
 def test_linear_layer_equals_its_twin(name: str, rows: int, n_out: int, n_in: int) -> None:
     rng = np.random.default_rng(rows)
     data = file_bytes(rng, name, n_out, n_in)
@@ -122,7 +124,7 @@ def test_bits_of_a_row_do_not_depend_on_the_batch(name: str) -> None:
     wtype, w = packed(file_bytes(rng, name, n_out, n_in), name, n_out, n_in)
     x = outliers(rng, rows, n_in)
     expected = run(wtype, w, x, n_out)
-    for count in (*range(1, 10), UNPACK_FROM_ROWS - 1, UNPACK_FROM_ROWS, 17, 64, PASS_ROWS + 1):
+    for count in (*range(1, 14), 17, 64, PASS_ROWS + 1):
         start = rng.integers(0, rows - count + 1)
         np.testing.assert_array_equal(run(wtype, w, x[start : start + count], n_out), expected[start : start + count])
 
@@ -142,7 +144,11 @@ def test_bits_do_not_depend_on_how_work_is_cut(name: str, panels_at_once: int, r
 def test_dot_products_of_extreme_quants_are_exact(name: str) -> None:
     """All quants and inputs at their limits, where a saturating or overflowing instruction would show."""
     n_out, n_in = 16, 64
-    scale_bytes, quant_bytes, low, high = {"Q4_0": (2, 16, 0x00, 0xFF), "Q4_1": (4, 16, 0x00, 0xFF), "Q8_0": (2, 32, 0x80, 0x7F)}[name]
+    scale_bytes, quant_bytes, low, high = {
+        "Q4_0": (2, 16, 0x00, 0xFF),
+        "Q4_1": (4, 16, 0x00, 0xFF),
+        "Q8_0": (2, 32, 0x80, 0x7F),
+    }[name]
     data = np.zeros((n_out * n_in // 32, scale_bytes + quant_bytes), dtype=np.uint8)
     data[:, 0:2] = np.ones(1, np.float16).view(np.uint8)  # d = 1, m = 0
     data[:n_out, scale_bytes:] = low
@@ -168,8 +174,9 @@ def test_padding_of_the_last_panel_is_never_nan(name: str) -> None:
     out = np.zeros((2, 16), dtype=np.float32)
     act = activations(rng.standard_normal((2, n_in)).astype(np.float32), wtype)
     linear_tile(
-        wtype, dirty.ctypes.data, n_in, 0, 1, act.ctypes.data, act_row_bytes(wtype, n_in), 0, 2, out.ctypes.data, 16, 16, 0, 0
-    )
+        wtype, dirty.ctypes.data, n_in, 0, 1, act.ctypes.data, act_row_bytes(wtype, n_in), 0, 2,
+        out.ctypes.data, 16, 16, 0, 0,
+    )  # fmt: skip
     np.testing.assert_array_equal(out[:, n_out:], 0)
 
 
@@ -193,8 +200,8 @@ def test_fused_gate_and_up_give_the_bits_of_the_unfused(kind: int, name: str, ro
     act, out = activations(x, wtype), np.zeros_like(expected)
     for begin, end in ((0, 2), (2, 8), (8, 10)):
         gated_tile(
-            kind, wtype, gate.ctypes.data, up.ctypes.data, n_in, begin, end, act.ctypes.data, act_row_bytes(wtype, n_in),
-            0, rows, out.ctypes.data, out.shape[1],
+            kind, wtype, gate.ctypes.data, up.ctypes.data, n_in, begin, end,
+            act.ctypes.data, act_row_bytes(wtype, n_in), 0, rows, out.ctypes.data, out.shape[1],
         )  # fmt: skip
     np.testing.assert_array_equal(out, expected)
 

@@ -130,7 +130,7 @@ def requantize_q8_0(values: Floats) -> Bytes:
 
 
 def _pack_rows(rows: Bytes, wtype: int, panels: Bytes) -> None:
-    """Pack rows of file bytes [n_out, row bytes] into panels [num_panels, panel bytes]; missing outputs become zeros."""
+    """Pack rows of file bytes [n_out, …] into panels [num_panels, panel bytes]; missing outputs become zeros."""
     whole = len(rows) // PANEL
     if whole:
         _pack_whole_panels(rows[: whole * PANEL], wtype, panels[:whole])

@@ -1,4 +1,4 @@
-"""Quantised activation rows: int8 per block of 32 with a float32 scale, like GGUF's Q8_1, in the records of linear_tiles.
+"""Quantised activation rows: int8 per block of 32 with a float32 scale, like GGUF's Q8_1, in linear_tiles' records.
 
 A row of n_in numbers is n_in / 32 records; which bits a record holds depends on its 32 numbers alone.
 """

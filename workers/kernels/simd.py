@@ -59,7 +59,9 @@ class Value:
         """The LLVM type."""
         return self.llvm.type
 
-    def _binary(self, other: Value | int | float, float_op: str | None, int_op: str | None, swap: bool = False) -> Value:
+    def _binary(
+        self, other: Value | int | float, float_op: str | None, int_op: str | None, swap: bool = False
+    ) -> Value:
         left, right = self.llvm, self.simd.like(self, other).llvm
         if swap:
             left, right = right, left
@@ -423,7 +425,7 @@ class Simd:
         return acc + even + odd
 
     def dot_s8s8(self, acc: Value, a: Value, b: Value) -> Value:
-        """acc[i] + sum over j of a[4i+j] * b[4i+j], both signed, b at least -127; exact. Not the way where there is VNNI."""
+        """acc[i] + sum over j of a[4i+j] * b[4i+j], both signed, b at least -127; exact. Slower with VNNI."""
         if self.isa == "avx2":
             return self._by_halves(self._dot_s8s8_avx2, acc, a, b)
         pairs = vector(I16, 32)
@@ -459,13 +461,9 @@ class Simd:
         return self._dot_u7s8_avx2(acc, magnitude, self._call("llvm.x86.avx2.psign.b", b.type, b, a))
 
     def _by_halves(self, operation: Callable[..., Value], *vectors: Value) -> Value:
-        halves = []
-        for half in (0, 1):
-            count = [v.type.count // 2 for v in vectors]
-            halves.append(
-                operation(*(self.shuffle(v, v, range(half * n, half * n + n)) for v, n in zip(vectors, count, strict=True)))
-            )
-        return self.shuffle(halves[0], halves[1], range(2 * halves[0].type.count))
+        low = operation(*(self.shuffle(v, v, range(v.type.count // 2)) for v in vectors))
+        high = operation(*(self.shuffle(v, v, range(v.type.count // 2, v.type.count)) for v in vectors))
+        return self.shuffle(low, high, range(2 * low.type.count))
 
     def _arithmetic_shift(self, v: Value, bits: int) -> Value:
         return Value(self, self.builder.ashr(v.llvm, self.like(v, bits).llvm))
@@ -479,7 +477,12 @@ class Simd:
     # ---- control ------------------------------------------------------------------------------------------------
 
     def loop(
-        self, begin: Any, end: Any, step: int, carried: Sequence[Value], body: Callable[[Value, list[Value]], Sequence[Value]]
+        self,
+        begin: Any,
+        end: Any,
+        step: int,
+        carried: Sequence[Value],
+        body: Callable[[Value, list[Value]], Sequence[Value]],
     ) -> list[Value]:
         """for i in range(begin, end, step): carried = body(i, carried); the carried values stay in registers.
 
@@ -526,6 +529,19 @@ class Simd:
             phi.add_incoming(b.llvm, second_block)
             results.append(Value(self, phi))
         return results
+
+    def switch(self, number: Any, cases: Sequence[int], emit: Callable[[int], None]) -> None:
+        """Emit code for every case, of which the one that `number` (int64) equals is run; none where it equals none."""
+        builder = self.builder
+        after = builder.append_basic_block("switch.end")
+        switch = builder.switch(self.wrap(number).llvm, after)
+        for case in cases:
+            block = builder.append_basic_block(f"case.{case}")
+            switch.add_case(case, block)
+            builder.position_at_end(block)
+            emit(case)
+            builder.branch(after)
+        builder.position_at_end(after)
 
     # ---- other processes ----------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ class VectorType(types.Type):
 
 
 @register_model(VectorType)
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, type_: VectorType) -> None:
         super().__init__(manager, type_, s.vector(type_.element))
 
@@ -51,7 +51,7 @@ def _operand(context: Any, builder: Any, simd: Simd, type_: Any, wanted: VectorT
 def _operator(function: Callable[..., Any], pairs: dict[VectorType, VectorType]) -> None:
     """Define `function` on two vectors, or a vector and a number; `pairs` maps operand type to result type."""
 
-    class Template(AbstractTemplate):  # type: ignore[misc]
+    class Template(AbstractTemplate):
         def generic(self, args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
             vectors = [a for a in args if isinstance(a, VectorType)]
             if kws or len(args) != 2 or not vectors or vectors[0] not in pairs:
