@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import uvicorn
 
 from pagedserve.api.app import create_app
+from pagedserve.api.server import HttpServer
 from pagedserve.config import Config
 
 
 @contextlib.contextmanager
 def serving(endpoint: str, *, wait: bool = True, **settings: Any) -> Iterator[str]:
     """The base URL of a running API. `settings` are Config's; with `wait` it is connected when it is given."""
-    app = create_app(Config(**settings), endpoint)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, http="httptools", log_config=None, timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        _wait_until(lambda: server.started)
-        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        if wait:
-            _wait_until(lambda: httpx.get(f"{url}/health").status_code == 200)
-        yield url
-    finally:
-        server.should_exit = True
-        thread.join()
+    server = HttpServer(create_app(Config(**settings), endpoint))
+    loop = asyncio.new_event_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.closing(loop):
+        thread = threading.Thread(target=loop.run_until_complete, args=(server.serve([listening]),))
+        thread.start()
+        try:
+            _wait_until(lambda: server.started)
+            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            if wait:
+                with httpx.Client(base_url=url) as client:
+                    _wait_until(lambda: client.get("/health").status_code == 200)
+            yield url
+        finally:
+            loop.call_soon_threadsafe(server.stop)
+            thread.join()
 
 
 def _wait_until(done: Any, timeout_s: float = 10.0) -> None:
@@ -38,3 +43,11 @@ def _wait_until(done: Any, timeout_s: float = 10.0) -> None:
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def events(body: str) -> list[Any]:
+    """The objects of a server-sent stream; its last event must be the end mark."""
+    parts = body.split("\n\n")
+    assert parts[-2:] == ["data: [DONE]", ""]
+    assert all(part.startswith("data: ") for part in parts[:-1])
+    return [json.loads(part[len("data: ") :]) for part in parts[:-2]]

@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-
-import uvicorn
 
 from pagedserve.api.app import create_app
-from pagedserve.api.backend import Backend
+from pagedserve.api.server import HttpServer
 from pagedserve.config import Config, load_config
 from pagedserve.contract.errors import EndpointInUseError, PagedServeError
 from pagedserve.contract.instance import Instance
 from pagedserve.contract.parent import die_with_parent
-
-_DRAIN_S = 1  # streams that still run when we are told to end
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, ended by `stop` alone: Ctrl-C reaches the whole group, and the supervisor ends us."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install nothing."""
-        yield
-
-    def stop(self, backend: Backend) -> None:
-        """End in order: answers that are not complete end with an error at once."""
-        self.should_exit = True
-        self._stopping = asyncio.ensure_future(backend.stop())
 
 
 def main() -> int:
@@ -53,20 +33,8 @@ def main() -> int:
 
 
 async def _serve(config: Config, listening: socket.socket) -> None:
-    app = create_app(config, Instance(config.instance).client_endpoint)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=True,
-            timeout_graceful_shutdown=_DRAIN_S,
-        )
-    )
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop, app.state.server.backend)
+    server = HttpServer(create_app(config, Instance(config.instance).client_endpoint))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop)
     await server.serve(sockets=[listening])
 
 

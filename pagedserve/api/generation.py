@@ -40,15 +40,16 @@ class Generation:
             await self.streams[0].accepted()
 
     async def batches(self) -> AsyncIterator[Batch]:
-        """What arrives, of any prompt, until all have ended. HttpError 504 when the time is up."""
+        """What arrives, of any prompt, until all have ended.
+
+        HttpError when they end before that: 504 when the time is up, 503 when the server ends.
+        """
         if len(self.streams) == 1:
             while deltas := await self._next(0):
                 yield 0, deltas
         else:
             async for batch in self._merged():
                 yield batch
-        if self._timed_out:
-            raise HttpError(504, "timeout", f"the request took longer than {self._timeout_s:g} s and was ended")
 
     def usage(self) -> answers.Usage:
         """Token counts so far."""
@@ -74,6 +75,10 @@ class Generation:
         with self._own_names():
             deltas = await self.streams[prompt].batch()
         now = time.perf_counter()
+        if any(delta.finish_reason == "abort" for delta in deltas):
+            if self._timed_out:
+                raise HttpError(504, "timeout", f"the request took longer than {self._timeout_s:g} s and was ended")
+            raise HttpError(503, "unavailable", "the request was ended before it was complete")
         if deltas:
             if self._last_news[prompt]:
                 num_tokens = sum(len(delta.token_ids) for delta in deltas)

@@ -99,7 +99,7 @@ class AsyncStream(AsyncIterator[Delta]):
 
     def abort(self) -> None:
         """Ask the scheduler to end the request; the stream ends with finish_reason "abort". Never blocks."""
-        if not self._request.finished:
+        if not self._request.finished and not self._request.aborting:
             self._client.send(self._client.session.abort(self._request))
 
     def fork(self, *, seed: int | None = None) -> AsyncStream:

@@ -1,7 +1,8 @@
 // Conversations in localStorage. Each is a tree of messages: an edit or a new answer is a sibling, nothing is lost.
 
 const KEY = "pagedserve.conversations";
-export const DEFAULTS = { system: "", temperature: "0.7", top_p: "0.95", top_k: "", min_p: "", repetition_penalty: "1.1", max_tokens: "", seed: "" };
+// As in `pagedserve chat`: what suits small instruction models; max_tokens ends one that repeats itself.
+const DEFAULTS = { system: "", temperature: "0.2", top_p: "0.9", top_k: "", min_p: "", repetition_penalty: "", max_tokens: "1024", seed: "" };
 
 let state = load();
 
