@@ -122,3 +122,51 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_tiny_gemma3(path: Path, type_of: Callable[[str], str] = lambda name: "F32") -> Path:
+    """A random Gemma 3 of seven layers: head_dim 32, two heads on one kv head, a window of eight."""
+    random = np.random.default_rng(3)
+    hidden, inner, head_dim = 64, 128, 32
+
+    def linear(num_out: int, num_in: int) -> npt.NDArray[np.float32]:
+        return (random.standard_normal((num_out, num_in)) * num_in**-0.5).astype(np.float32)
+
+    def norm(size: int) -> npt.NDArray[np.float32]:
+        return random.uniform(0.5, 1.5, size).astype(np.float32)
+
+    weights: Weights = {"token_embd.weight": linear(96, hidden), "output_norm.weight": norm(hidden)}
+    for layer in range(7):
+        weights |= {
+            f"blk.{layer}.{name}.weight": values
+            for name, values in {
+                "attn_norm": norm(hidden),
+                "attn_q": linear(2 * head_dim, hidden),
+                "attn_k": linear(head_dim, hidden),
+                "attn_v": linear(head_dim, hidden),
+                "attn_output": linear(hidden, 2 * head_dim),
+                "attn_q_norm": norm(head_dim),
+                "attn_k_norm": norm(head_dim),
+                "post_attention_norm": norm(hidden),
+                "ffn_norm": norm(hidden),
+                "ffn_gate": linear(inner, hidden),
+                "ffn_up": linear(inner, hidden),
+                "ffn_down": linear(hidden, inner),
+                "post_ffw_norm": norm(hidden),
+            }.items()
+        }
+    settings = {
+        "block_count": 7,
+        "context_length": 256,
+        "embedding_length": hidden,
+        "feed_forward_length": inner,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 1,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.sliding_window": 8,
+        "rope.freq_base": 1e6,
+    }
+    keys = {"general.architecture": "gemma3", **{f"gemma3.{key}": value for key, value in settings.items()}}
+    return write_gguf(path, keys, weights, type_of)

@@ -76,16 +76,20 @@ def _sentencepiece(settings: Settings) -> Tokenizer:
         for i, (token, kind) in enumerate(pairs)
     ]
     ids_of_bytes = {byte[0]: i for i, byte in byte_of.items()}
-    add_space_prefix = settings.flag("add_space_prefix", True)
     pieces: PieceEncoder = SentencePieceBpe(
         {token: i for i, (token, kind) in enumerate(pairs) if kind == _NORMAL},
         scores,
         byte_ids=[ids_of_bytes[byte] for byte in range(256)] if len(ids_of_bytes) == 256 else None,
         unknown_id=settings.integer("unknown_token_id") if settings.has("unknown_token_id") else None,
-        add_space_prefix=add_space_prefix,
     )
-    vocabulary = _vocabulary(settings, tokens, types, token_bytes, add_bos=True)
-    return Tokenizer(pieces, vocabulary, strip_leading_space=add_space_prefix, written_space=SPACE)
+    space_prefix = settings.flag("add_space_prefix", True)
+    return Tokenizer(
+        pieces,
+        _vocabulary(settings, tokens, types, token_bytes, add_bos=True),
+        add_space_prefix=space_prefix,
+        strip_leading_space=space_prefix,
+        written_space=SPACE,
+    )
 
 
 def _tokens_and_types(settings: Settings) -> tuple[list[str], list[int]]:

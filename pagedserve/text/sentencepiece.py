@@ -13,6 +13,7 @@ from functools import lru_cache
 
 SPACE = "▁"  # U+2581, how the vocabulary writes a space
 
+_BEFORE_SPACE = re.compile(f"[^{SPACE}](?={SPACE})")
 _MAX_CACHED_WORD = 64  # characters; longer words are not worth remembering
 
 
@@ -20,7 +21,7 @@ class SentencePieceBpe:
     """`ids` and `scores` are the vocabulary (token text -> id, score by id) without control tokens.
 
     `byte_ids` [256] are the ids of `<0x00>` … `<0xFF>`, or None; then an unknown character is `unknown_id`, or
-    is left out when there is none. `add_space_prefix` puts a space in front, as Llama 2 was trained.
+    is left out when there is none.
     """
 
     def __init__(
@@ -30,27 +31,21 @@ class SentencePieceBpe:
         *,
         byte_ids: Sequence[int] | None,
         unknown_id: int | None,
-        add_space_prefix: bool,
     ) -> None:
         self._ids = ids
         self._scores = scores
         self._byte_ids = byte_ids
         self._unknown = [] if unknown_id is None else [unknown_id]
-        self._add_space_prefix = add_space_prefix
         # No merge crosses from a letter to the space behind it, unless a token does; elsewhere words are independent.
-        crossing = {
-            token[i - 1] for token in ids if (i := token.find(SPACE, len(token) - len(token.lstrip(SPACE)))) > 0
-        }
+        spaced = [token for token in ids if SPACE in token.lstrip(SPACE)]
+        crossing = {match[0] for token in spaced for match in _BEFORE_SPACE.finditer(token)}
         self._word_ends = re.compile(f"(?<=[^{re.escape(SPACE + ''.join(sorted(crossing)))}])(?={SPACE})")
         self._cached_word = lru_cache(maxsize=50_000)(self._merge)
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`."""
-        text = text.replace(" ", SPACE)
-        if self._add_space_prefix:
-            text = SPACE + text
         ids: list[int] = []
-        for word in self._word_ends.split(text):
+        for word in self._word_ends.split(text.replace(" ", SPACE)):
             ids += self._cached_word(word) if len(word) <= _MAX_CACHED_WORD else self._merge(word)
         return ids
 

@@ -24,8 +24,9 @@ class PieceEncoder(Protocol):
 class Tokenizer:
     """A model's tokenizer. Text is any str: lone surrogates count as U+FFFD.
 
-    `strip_leading_space`: decoding drops the space that encoding put in front. `written_space`: the character that
-    spaces are written with in the vocabulary; in text it counts as a space (SentencePiece).
+    `add_space_prefix`: a space goes before a text, and before what follows a control token (Llama 2 was trained so);
+    `strip_leading_space`: decoding drops it again. `written_space`: the character that spaces are written with in the
+    vocabulary; in text it counts as a space (SentencePiece).
     """
 
     def __init__(
@@ -33,11 +34,13 @@ class Tokenizer:
         pieces: PieceEncoder,
         vocabulary: Vocabulary,
         *,
+        add_space_prefix: bool = False,
         strip_leading_space: bool = False,
         written_space: str = " ",
     ) -> None:
         self._pieces = pieces
         self._vocabulary = vocabulary
+        self._add_space_prefix = add_space_prefix
         self._written_space = written_space
         self._strip_leading_space = strip_leading_space
         self._control_ids = frozenset(vocabulary.control.values())
@@ -102,7 +105,8 @@ class Tokenizer:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids += self._plain(part, remove)
+                starts = not ids or ids[-1] in self._control_ids
+                ids += self._plain(" " + part if starts and self._add_space_prefix else part, remove)
         return ids
 
     def _plain(self, text: str, remove: str) -> list[int]:

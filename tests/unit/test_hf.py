@@ -144,6 +144,11 @@ def test_qwen2_slides_only_where_it_says_so(copy_of: Callable[..., Path]) -> Non
     full, sliding = LayerSpec(), LayerSpec(sliding_window=64)
     folder = copy_of("qwen2-tiny", sliding_window=64)
     assert open_checkpoint(folder).spec.layers == (full,) * 3
+    for flag in (False, None):
+        shutil.rmtree(folder)
+        unsaid = {"layer_types": None, "max_window_layers": None, "use_sliding_window": flag}
+        folder = copy_of("qwen2-tiny", sliding_window=64, **unsaid)
+        assert open_checkpoint(folder).spec.layers == (full,) * 3
     shutil.rmtree(folder)
     kinds = ["full_attention", "sliding_attention", "full_attention"]
     folder = copy_of("qwen2-tiny", sliding_window=64, use_sliding_window=True, layer_types=kinds)

@@ -141,12 +141,12 @@ def test_broken_up_text_holds_no_token_even_when_more_follows(text: str) -> None
 
 # ---- SentencePiece ----
 
-PIECES = ["▁", "a", "b", "ab", "▁ab", "▁▁", "ba", ">", ">▁<", "<"]
+PIECES = ["▁", "a", "b", "ab", "▁ab", "▁▁", "ba", ">", "▁<", ">▁<", "<"]
 
 
 def sentencepiece(**options: Any) -> SentencePieceBpe:
     ids = {piece: i for i, piece in enumerate(PIECES)}
-    settings = {"byte_ids": None, "unknown_id": 99, "add_space_prefix": False} | options
+    settings = {"byte_ids": None, "unknown_id": 99} | options
     return SentencePieceBpe(ids, [-float(i) for i in range(len(PIECES))], **settings)
 
 
@@ -163,10 +163,6 @@ def test_sentencepiece_writes_unknown_characters_as_bytes_or_as_unknown() -> Non
     assert sentencepiece(byte_ids=range(1000, 1256)).encode("é") == [1000 + 0xC3, 1000 + 0xA9]
 
 
-def test_sentencepiece_puts_a_space_in_front_where_the_model_wants_it() -> None:
-    assert sentencepiece(add_space_prefix=True).encode("ab") == [4]
-
-
 @given(st.text(alphabet=" ab><", max_size=24))
 def test_sentencepiece_equals_a_naive_merge_loop(text: str) -> None:
     symbols = list(text.replace(" ", "▁"))
@@ -177,7 +173,6 @@ def test_sentencepiece_equals_a_naive_merge_loop(text: str) -> None:
             break
         i = -max(pairs)[1]
         symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
-    # Only ">▁<" cannot be made (no pair leads to it), and whole words are merged whatever the cut.
     assert sentencepiece().encode(text) == [PIECES.index(symbol) for symbol in symbols]
 
 
@@ -214,9 +209,9 @@ def test_gguf_prompt_begins_with_bos_where_the_file_says_so(tmp_path: Path) -> N
 
 
 def test_gguf_sentencepiece_decodes_bytes_and_spaces(tmp_path: Path) -> None:
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a"]
-    kinds = [2, 3, 3] + [6] * 256 + [1, 1, 1]
-    scores = [0.0] * 259 + [-1.0, -2.0, -0.5]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a", "  "]
+    kinds = [2, 3, 3] + [6] * 256 + [1, 1, 1, 4]
+    scores = [0.0] * 259 + [-1.0, -2.0, -0.5, 0.0]
     file = gguf_file(
         tmp_path, model="llama", tokens=tokens, token_type=kinds, scores=scores, unknown_token_id=0, bos_token_id=1
     )
@@ -224,7 +219,8 @@ def test_gguf_sentencepiece_decodes_bytes_and_spaces(tmp_path: Path) -> None:
     assert tokenizer.encode("a aé") == [261, 261, 3 + 0xC3, 3 + 0xA9]
     assert tokenizer.encode_prompt("a") == [1, 261]
     assert tokenizer.decode([1, 261, 261, 3 + 0xC3, 3 + 0xA9]) == "a aé"
-    assert tokenizer.encode("▁a") == tokenizer.encode(" a")
+    assert tokenizer.encode("a▁ a") == tokenizer.encode("a  a") == [261, 262, 260]
+    assert tokenizer.encode_with_special("a<s>a") == [261, 1, 261]  # the space goes before each text on its own
 
 
 @pytest.mark.parametrize(
