@@ -36,7 +36,6 @@ class Batch:
         self._limits = limits
         self._chunk_budget = float(limits.max_num_batched_tokens)  # for sequences more than one token behind
         self.hashes: set[bytes] = set()  # blocks that this step computes (or begins to): nobody else need do it
-        self.has_preempted = False
 
     def limit_chunks(self, num_tokens: int) -> None:
         """From here on at most `num_tokens` (at their cost) for sequences that are more than one token behind."""

@@ -31,8 +31,7 @@ class Planner:
         """The next step's sequences, with blocks for all they will write; None when there is nothing to compute."""
         batch = Batch(self._limits)
         self._continue_running(batch)
-        if not batch.has_preempted:
-            self._admit_waiting(batch, now)
+        self._admit_waiting(batch, now)
         while not batch.parts and self._queues.waiting and self._queues.running:
             self._preempt(self._queues.running[-1], batch)  # only beams that wait for a sibling are left: it needs room
             self._admit_waiting(batch, now)
@@ -121,7 +120,6 @@ class Planner:
     def _preempt(self, sequence: Sequence, batch: Batch) -> None:
         """Take all blocks away: it waits, and computes again what the cache has lost by then."""
         batch.remove(sequence)
-        batch.has_preempted = True
         self._pool.release(sequence)
         self._queues.leave(sequence, State.PARKED)
         if sequence.candidates is None:

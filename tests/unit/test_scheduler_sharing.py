@@ -210,6 +210,41 @@ def test_a_fork_during_a_step_does_not_see_what_the_step_writes() -> None:
     assert engine.tokens("b") == continuation(known, 10, sampling, 2, engine.limits, FakeModel())
 
 
+def test_a_block_that_the_original_has_published_is_not_found_once_its_fork_writes_to_it() -> None:
+    """The fork is made while the original computes the last token of a block, and outlives it."""
+    engine = Engine()
+    engine.add(generate("a", prompt_of(11), max_tokens=12))
+    engine.step()
+    plan = engine.scheduler.plan(engine.now)
+    assert plan is not None
+    engine.scheduler.fork(CLIENT, Fork(request_id="a", new_request_id="b"), engine.now)
+    engine.receive(engine.scheduler.apply(engine.team.run(plan)))
+    engine.scheduler.abort(CLIENT, "a")
+    engine.step()  # checks that no block that can be found is written to
+    assert engine.team.num_copies == 0
+    engine.run()
+    assert engine.tokens("b") == alone(generate("a", prompt_of(11), max_tokens=12), engine.limits)[1:]
+
+
+def test_a_block_is_not_given_away_in_the_step_that_copies_from_it() -> None:
+    """P copies from the block that it shares with its fork; the fork is preempted when Q needs a copy too."""
+    engine = Engine(small_limits(num_blocks=5, enable_prefix_caching=False))
+    engine.add(generate("p", prompt_of(5), max_tokens=6))
+    engine.add(generate("q", prompt_of(5, 1), max_tokens=6))
+    engine.step()
+    for original in ("q", "p"):
+        fork = Fork(request_id=original, new_request_id=f"fork of {original}")
+        engine.scheduler.fork(CLIENT, fork, engine.now)
+    engine.step()  # FakeTeam checks that no block is copied from and to
+    assert engine.team.num_copies == 1
+    assert engine.scheduler.counters.num_preemptions == 2
+    engine.run()
+    for seed, original in enumerate(("p", "q")):
+        expected = alone(generate("x", prompt_of(5, seed), max_tokens=6), engine.limits)
+        assert engine.tokens(original) == expected
+        assert engine.tokens(f"fork of {original}") == expected[1:]
+
+
 def test_a_fork_without_a_free_seat_waits_in_the_queue() -> None:
     engine = Engine(small_limits(max_num_seqs=1))
     engine.add(generate("a", prompt_of(10), max_tokens=5))

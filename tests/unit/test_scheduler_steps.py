@@ -114,7 +114,7 @@ def test_one_that_does_not_fit_is_not_starved_by_those_that_do() -> None:
     engine.step()
     engine.add(generate("large", prompt_of(48, 1), max_tokens=2))
     for number in range(100):
-        engine.add(generate(f"small{number}", prompt_of(4, number), max_tokens=6))
+        engine.add(generate(f"small{number}", prompt_of(4, number), max_tokens=4 + number % 4))
     engine.run()
     order = list(engine.records)
     assert order.index("large") <= 1 + 32  # MAX_BYPASSES
