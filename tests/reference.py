@@ -92,3 +92,67 @@ def rope(head: Floats, cos: Floats, sin: Floats, pairing: str) -> Floats:
         turned[a] = head[a] * cos[i] - head[b] * sin[i]
         turned[b] = head[a] * sin[i] + head[b] * cos[i]
     return turned
+
+
+# ---- attention, sampling ----------------------------------------------------------------------------------------
+
+
+def attention(q: Floats, k: Floats, v: Floats, first_position: int, window: int, scale: float) -> npt.NDArray[np.float64]:
+    """Dense causal attention in float64. q [rows, heads, d], k and v [tokens, kv_heads, d]; out as q."""
+    group = q.shape[1] // k.shape[1]
+    out = np.empty(q.shape)
+    for row, head in np.ndindex(q.shape[:2]):
+        end = first_position + row + 1
+        visible = slice(max(0, end - window) if window else 0, end)
+        scores = k[visible, head // group].astype(np.float64) @ q[row, head] * scale
+        weights = np.exp(scores - scores.max())
+        out[row, head] = weights @ v[visible, head // group].astype(np.float64) / weights.sum()
+    return out
+
+
+def penalized(
+    logits: Floats, prompt: list[int], output: list[int], repetition: float, presence: float, frequency: float
+) -> Floats:
+    """Repetition penalty on all tokens seen (Hugging Face's), presence and frequency on the output's (OpenAI's)."""
+    x = logits.copy()
+    for token in set(prompt + output):
+        x[token] = x[token] / np.float32(repetition) if x[token] > 0 else x[token] * np.float32(repetition)
+    for token in set(output):
+        x[token] = x[token] - np.float32(frequency) * np.float32(output.count(token)) - np.float32(presence)
+    return x
+
+
+def random_bits(seed: int, position: int) -> int:
+    """64 bits of SplitMix64, started at a hash of the seed."""
+    mask, gamma = 2**64 - 1, 0x9E3779B97F4A7C15
+
+    def mix(z: int) -> int:
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB & mask
+        return z ^ (z >> 31)
+
+    return mix((mix((seed + gamma) & mask) + gamma * (position + 1)) & mask)
+
+
+def draw(weights: list[int], top_k: int, top_p: float, min_p: float, bits: int) -> int:
+    """The token that 64 random bits choose from integer weights: sort, cut three times, walk by id."""
+    order = [i for i in sorted(range(len(weights)), key=lambda i: (-weights[i], i)) if weights[i] > 0]
+    if top_k:
+        order = order[:top_k]
+    if top_p < 1:
+        target = max(1, int(np.ceil(np.float64(np.float32(top_p)) * sum(weights[i] for i in order))))
+        reached = np.cumsum([weights[i] for i in order])
+        order = order[: int(np.searchsorted(reached, target)) + 1]
+    order = [i for i in order if weights[i] >= np.float64(np.float32(min_p)) * 2**30]
+    rest = bits * sum(weights[i] for i in order) >> 64
+    for token in sorted(order):
+        rest -= weights[token]
+        if rest < 0:
+            return token
+    raise AssertionError("the draw is below the sum")
+
+
+def log_softmax(logits: Floats) -> npt.NDArray[np.float64]:
+    """log of the softmax, in float64."""
+    x = logits.astype(np.float64)
+    return x - x.max() - np.log(np.exp(x - x.max()).sum())

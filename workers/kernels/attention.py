@@ -9,12 +9,14 @@ multiplied by zero. Decides nothing about who computes what: attention_plan.py d
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import literally, njit
 
 from workers.kernels import attention_plan as plan
 from workers.kernels.attention_inner import (
     CHUNK,
+    COPY,
     MAX_QUERIES,
+    PREFETCH,
     SCORES_BYTES,
     SUB_BLOCKS,
     add_values,
@@ -66,7 +68,7 @@ _tile_size = njit(cache=True)(tile_size)
 def attention_work_bytes(head_dim: int) -> int:
     """Bytes of the buffer, private to a worker, that attention_tile and combine_tile work in."""
     state = _VALUES + 4 * head_dim
-    return _ARRAYS + MAX_VECTORS * (4 * head_dim + 2 * state) + 2 * CHUNK * head_dim * 4
+    return _ARRAYS + MAX_VECTORS * (4 * head_dim + 2 * state) + 2 * 2 * CHUNK * head_dim * 4
 
 
 def attention_scratch_bytes(max_model_len: int, num_heads: int, head_dim: int) -> int:
@@ -96,12 +98,40 @@ def attention_tile(
     partials: int,
     work: int,
 ) -> None:
+    """attention_tile_ahead as it was measured to be best."""
+    attention_tile_ahead(
+        PREFETCH, pool, layer, kv_head, item, num_heads, window, scale, block_tables, q, q_row_bytes, out, out_row_bytes,
+        partials, work,
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def attention_tile_ahead(
+    ahead: int,
+    pool: KvPool,
+    layer: int,
+    kv_head: int,
+    item: int,
+    num_heads: int,
+    window: int,
+    scale: float,
+    block_tables: int,
+    q: int,
+    q_row_bytes: int,
+    out: int,
+    out_row_bytes: int,
+    partials: int,
+    work: int,
+) -> None:
     """Attend with one item's rows and one kv_head's query heads.
 
     q and out are float32 rows of the batch, q_row_bytes and out_row_bytes apart, [num_heads * head_dim] at the start
     of each; block_tables is the StepPlan's int32 column. Causal; a query at p sees p - window + 1 … p (window 0: all).
     A whole item writes `out`, a partial one its states in `partials` (attention_scratch_bytes), for combine_tile to
     merge when all of them are there. `work` is this worker's own (attention_work_bytes).
+
+    `ahead` is a constant, NOTHING, PREFETCH or COPY: what is done for the next chunk while this one is attended to. It
+    changes no bit, and means something for float16 pools only.
     """
     head_dim, group = pool.head_dim, num_heads // pool.num_kv_heads
     state_bytes = _VALUES + 4 * head_dim
@@ -109,6 +139,7 @@ def attention_tile(
     states = queries + MAX_VECTORS * 4 * head_dim
     totals = states + MAX_VECTORS * state_bytes
     copies = totals + MAX_VECTORS * state_bytes
+    next_copies = copies + 2 * CHUNK * head_dim * 4
     position, num_rows = read_i32(item + plan.POSITION), read_i32(item + plan.NUM_ROWS)
     num_vectors = num_rows * group
     partial = read_i32(item + plan.PARTIAL)
@@ -118,11 +149,15 @@ def attention_tile(
     low = max(lowest_visible(position, window), read_i32(item + plan.SPLIT_BEGIN) * SPLIT)
     high = min(position + num_rows, read_i32(item + plan.SPLIT_END) * SPLIT)
     table = block_tables + 4 * read_i32(item + plan.TABLE_START)
-    copied = pool.element_bytes == F16_BYTES and num_vectors > _DIRECT_VECTORS
+    half = pool.element_bytes == F16_BYTES
+    buffered = half and ahead == COPY
+    copied = half and ahead != COPY and num_vectors > _DIRECT_VECTORS
     if partial < 0:
         _clear_states(totals, num_vectors, head_dim)
     this, following = work + _THIS, work + _NEXT
     _find_chunk(pool, layer, kv_head, table, low // CHUNK * CHUNK, low, high, following)
+    if buffered:
+        _copy_chunk(pool, following, copies)
     for begin in range(low // CHUNK * CHUNK, high, CHUNK):
         this, following = following, this
         more = min(begin + CHUNK, (high - 1) // CHUNK * CHUNK)
@@ -133,8 +168,17 @@ def attention_tile(
                 states = partials + (partial + index * num_vectors) * state_bytes
             _clear_states(states, num_vectors, head_dim)
         if copied:
-            _copy_chunk(pool, this, max(low, begin) - begin, min(high - begin, CHUNK), copies, work + _COPIES)
-        _attend_chunk(pool, this, following, copied, begin, position, window, group, num_vectors, queries, states, work)
+            _copy_chunk(pool, this, copies)
+        sources = this
+        if copied or buffered:
+            sources = work + _COPIES
+            _find_copies(copies, head_dim, sources)
+        _attend_chunk(
+            ahead, pool, sources, following, half and sources == this, next_copies if buffered else 0, begin, position,
+            window, group, num_vectors, queries, states, work + _SCORES,
+        )  # fmt: skip
+        if buffered:
+            copies, next_copies = next_copies, copies
         if partial < 0 and (begin + CHUNK >= high or (begin + CHUNK) % SPLIT == 0):
             for j in range(num_vectors):
                 _merge(totals + j * state_bytes, states + j * state_bytes, head_dim)
@@ -191,29 +235,33 @@ def _find_chunk(
 
 
 @njit(cache=True)
-def _copy_chunk(pool: KvPool, source: int, token_begin: int, token_end: int, copies: int, addresses: int) -> None:
-    """Convert a chunk's readable sub-blocks to float32: K [4, head_dim, 16] and V [64, head_dim], and their addresses."""
+def _copy_chunk(pool: KvPool, source: int, copies: int) -> None:
+    """Convert a chunk to float32: K [4, head_dim, 16] and V [64, head_dim]."""
     head_dim, k_row_bytes = pool.head_dim, pool.block_size * F16_BYTES
-    v_copies = copies + CHUNK * head_dim * 4
-    first, last = token_begin // 16, (token_end - 1) // 16
     for c in range(SUB_BLOCKS):
-        to = min(max(c, first), last)
-        write_i64(addresses + 8 * c, copies + to * head_dim * 64)
-        write_i64(addresses + _V + 8 * c, v_copies + to * head_dim * 64)
-    for c in range(first, last + 1):
         k, v = read_i64(source + 8 * c), read_i64(source + _V + 8 * c)
+        k_copy = copies + c * head_dim * 64
+        v_copy = k_copy + SUB_BLOCKS * head_dim * 64
         for d in range(head_dim):
-            store_f32(copies + (c * head_dim + d) * 64, load_f16(k + d * k_row_bytes))
-        for i in range(head_dim):  # 16 rows of head_dim, one after the other
-            store_f32(v_copies + (c * head_dim + i) * 64, load_f16(v + i * 32))
+            store_f32(k_copy + d * 64, load_f16(k + d * k_row_bytes))
+            store_f32(v_copy + d * 64, load_f16(v + d * 32))  # 16 rows of head_dim, one behind the other
+
+
+@njit(cache=True)
+def _find_copies(copies: int, head_dim: int, addresses: int) -> None:
+    """Addresses of the sub-blocks that _copy_chunk, or COPY, has written."""
+    for c in range(2 * SUB_BLOCKS):
+        write_i64(addresses + 8 * c, copies + c * head_dim * 64)
 
 
 @njit(cache=True)
 def _attend_chunk(
+    ahead: int,
     pool: KvPool,
     this: int,
     following: int,
-    copied: bool,
+    half: bool,
+    next_copies: int,
     begin: int,
     position: int,
     window: int,
@@ -221,22 +269,19 @@ def _attend_chunk(
     num_vectors: int,
     queries: int,
     states: int,
-    work: int,
+    scores: int,
 ) -> None:
     """One step of the online softmax: scores, weights and weighted values of a chunk's 64 tokens for all query vectors."""
     head_dim = pool.head_dim
     state_bytes = _VALUES + 4 * head_dim
-    half = pool.element_bytes == F16_BYTES and not copied
-    k_row_bytes = pool.block_size * pool.element_bytes
-    if copied:
-        this, k_row_bytes = work + _COPIES, 64
-    v, next_v, scores = this + _V, following + _V, work + _SCORES
+    v, next_v = this + _V, following + _V
     j = 0
     while j < num_vectors:
         count = _tile_size(num_vectors - j)
         first, last = position + j // group, position + (j + count - 1) // group  # positions of the tile's rows
         if last >= begin and lowest_visible(first, window) < begin + CHUNK:
-            _dot_keys(count, half, queries + j * head_dim * 4, this, following, k_row_bytes, head_dim, scores)
+            _dot_keys(ahead, pool, count, half, queries + j * head_dim * 4, this, scores, following, next_copies)
+            next_copies = 0  # once is enough
             for r in range(count):
                 low, high = _visible(position + (j + r) // group, window, begin)
                 if low < high:
@@ -249,14 +294,14 @@ def _attend_chunk(
                 low, high = _visible(position + (j + r) // group, window, begin)
                 weights, state = scores + r * SCORES_BYTES, states + (j + r) * state_bytes
                 if low < min(high, all_low):
-                    _add_values(1, half, weights, v, next_v, head_dim, low, min(high, all_low), state)
+                    _add_values(ahead, 1, half, weights, v, next_v, head_dim, low, min(high, all_low), state)
             if all_low < all_high:
-                _add_values(count, half, scores, v, next_v, head_dim, all_low, all_high, states + j * state_bytes)
+                _add_values(ahead, count, half, scores, v, next_v, head_dim, all_low, all_high, states + j * state_bytes)
             for r in range(count):
                 low, high = _visible(position + (j + r) // group, window, begin)
                 weights, state = scores + r * SCORES_BYTES, states + (j + r) * state_bytes
                 if max(low, all_high) < high:
-                    _add_values(1, half, weights, v, next_v, head_dim, max(low, all_high), high, state)
+                    _add_values(ahead, 1, half, weights, v, next_v, head_dim, max(low, all_high), high, state)
         j += count
 
 
@@ -268,15 +313,20 @@ def _visible(position: int, window: int, begin: int) -> tuple[int, int]:
 
 
 @njit(cache=True)
-def _dot_keys(count: int, half: bool, q: int, k: int, next_k: int, row_bytes: int, head_dim: int, scores: int) -> None:
-    dot_keys(1, count, half, q, k, next_k, row_bytes, head_dim, scores)
+def _dot_keys(
+    ahead: int, pool: KvPool, count: int, half: bool, q: int, k: int, scores: int, following: int, next_copies: int
+) -> None:
+    pool_row_bytes = pool.block_size * pool.element_bytes
+    row_bytes = pool_row_bytes if half or pool.element_bytes != F16_BYTES else 64
+    dot_keys(literally(ahead), count, half, q, k, row_bytes, pool.head_dim, scores, following, pool_row_bytes, next_copies)
 
 
 @njit(cache=True)
 def _add_values(
-    count: int, half: bool, weights: int, v: int, next_v: int, head_dim: int, begin: int, end: int, state: int
+    ahead: int, count: int, half: bool, weights: int, v: int, next_v: int, head_dim: int, begin: int, end: int, state: int
 ) -> None:
-    add_values(1, count, half, weights, v, next_v, head_dim, begin, end, state + _VALUES, _VALUES + 4 * head_dim)
+    sums, sums_row_bytes = state + _VALUES, _VALUES + 4 * head_dim
+    add_values(literally(ahead), count, half, weights, v, next_v, head_dim, begin, end, sums, sums_row_bytes)
 
 
 @njit(cache=True)

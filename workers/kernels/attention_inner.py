@@ -24,6 +24,11 @@ MAX_QUERIES, _MAX_COLUMNS = {"avx512": (6, 4), "avx2": (6, 1), "generic": (2, 1)
 _TILE_SIZES = tuple(n for n in (1, 2, 3, 4, 6) if n <= MAX_QUERIES)
 _UNROLL = 2
 
+# What the loops do for the next chunk on the way through this one. Values of the literal `ahead`.
+NOTHING = 0
+PREFETCH = 1  # ask for its cache lines (of float16 pools)
+COPY = 2  # double buffering: convert it to float32 in the other one of two buffers
+
 
 def tile_size(left: int) -> int:
     """How many query vectors the next register tile takes, of so many that are left."""
@@ -35,60 +40,77 @@ def tile_size(left: int) -> int:
 @intrinsic(prefer_literal=True)  # type: ignore[misc]
 def dot_keys(
     typing_context: Any,
-    prefetches: Any,
+    ahead: Any,
     num_queries: Any,
     is_f16: Any,
     q: Any,
     k_addresses: Any,
-    next_k_addresses: Any,
     k_row_bytes: Any,
     head_dim: Any,
     scores: Any,
+    next_addresses: Any,
+    next_row_bytes: Any,
+    next_copies: Any,
 ) -> Any:
     """scores[r, t] = sum over d of q[r, d] k[d, t], for a chunk's 64 tokens.
 
     q is float32 [head_dim, num_queries], num_queries a tile_size. k_addresses points to four addresses, one for each
     sub-block of 16 tokens; the rows behind them, one for each d, are k_row_bytes apart. scores is float32 [num_queries, 64].
-    With `prefetches` (a literal) the next chunk's keys are asked for on the way, if they are float16.
+
+    next_addresses points to the addresses of the next chunk's K, then of its V. COPY writes them, which are float16, to
+    next_copies (unless it is 0) as float32 K [4, head_dim, 16] and V [64, head_dim].
     """
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         simd = Simd(builder)
-        count, is_f16, q, k_at, next_at, row_bytes, head_dim, out = (simd.wrap(a) for a in args[1:])
+        count, is_f16, q, k_at, row_bytes, head_dim, out, next_at, next_row_bytes, copies = map(simd.wrap, args[1:])
+
+        def columns(count: int, half: bool, first: int) -> None:
+            places = range(first, first + _MAX_COLUMNS)
+            bases, next_k, next_v = (
+                [simd.load(address, I64, 8 * c) for c in places] for address in (k_at, next_at, next_at + 8 * SUB_BLOCKS)
+            )
+
+            def look_ahead(d: Value) -> None:
+                for c, next_k_base, next_v_base in zip(places, next_k, next_v, strict=True):
+                    if half and ahead.literal_value == PREFETCH:
+                        simd.prefetch(next_k_base + d * next_row_bytes)
+                    if not half and ahead.literal_value == COPY:
+                        with builder.if_then((copies > 0).llvm):
+                            copy = copies + (head_dim * c + d) * 64
+                            simd.store(copy, simd.load_f16(next_k_base + d * next_row_bytes))
+                            simd.store(copy + head_dim * SCORES_BYTES, simd.load_f16(next_v_base + d * 32))
+
+            def body(d: Value, sums: list[Value]) -> list[Value]:
+                for u in range(_UNROLL):
+                    look_ahead(d + u)
+                    row = (d + u) * row_bytes
+                    k = [simd.load_f16(base + row) if half else simd.load_f32(base + row) for base in bases]
+                    for r in range(count):
+                        weight = simd.load_splat_f32(q + d * (4 * count), 4 * (u * count + r))
+                        for c in range(_MAX_COLUMNS):
+                            sums[r * _MAX_COLUMNS + c] = simd.fma(weight, k[c], sums[r * _MAX_COLUMNS + c])
+                return sums
+
+            sums = simd.loop(0, head_dim, _UNROLL, [simd.f32(0.0)] * (count * _MAX_COLUMNS), body)
+            for r in range(count):
+                for c in range(_MAX_COLUMNS):
+                    simd.store(out, sums[r * _MAX_COLUMNS + c], r * SCORES_BYTES + (first + c) * 64)
 
         def emit(count: int, half: bool) -> None:
             for first in range(0, SUB_BLOCKS, _MAX_COLUMNS):
-                columns = range(first, first + _MAX_COLUMNS)
-                bases = [simd.load(k_at, I64, 8 * c) for c in columns]
-                coming = [simd.load(next_at, I64, 8 * c) for c in columns] if half and prefetches.literal_value else []
-
-                def body(d: Value, sums: list[Value], bases: Any = bases, coming: Any = coming) -> list[Value]:
-                    for u in range(_UNROLL):
-                        row = (d + u) * row_bytes
-                        for base in coming:
-                            simd.prefetch(base + row)
-                        k = [simd.load_f16(base + row) if half else simd.load_f32(base + row) for base in bases]
-                        for r in range(count):
-                            weight = simd.load_splat_f32(q + d * (4 * count), 4 * (u * count + r))
-                            for c in range(len(k)):
-                                sums[r * len(k) + c] = simd.fma(weight, k[c], sums[r * len(k) + c])
-                    return sums
-
-                sums = simd.loop(0, head_dim, _UNROLL, [simd.f32(0.0)] * (count * len(bases)), body)
-                for r in range(count):
-                    for i, c in enumerate(columns):
-                        simd.store(out, sums[r * len(bases) + i], r * SCORES_BYTES + c * 64)
+                columns(count, half, first)
 
         _for_each_tile_size(simd, count, is_f16, emit)
         return context.get_dummy_value()
 
-    return types.void(prefetches, types.int64, types.boolean, *(types.int64,) * 6), generate
+    return types.void(ahead, types.int64, types.boolean, *(types.int64,) * 8), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[misc]
 def add_values(
     typing_context: Any,
-    prefetches: Any,
+    ahead: Any,
     num_queries: Any,
     is_f16: Any,
     weights: Any,
@@ -103,7 +125,7 @@ def add_values(
     """sums[r, d] += weights[r, t] v[t, d] for tokens token_begin to token_end of a chunk, in this order.
 
     weights is float32 [num_queries, 64]; v_addresses points to four addresses, each of a sub-block [16, head_dim]; sums is
-    float32, its rows sums_row_bytes apart. num_queries and prefetches as in dot_keys.
+    float32, its rows sums_row_bytes apart. num_queries as in dot_keys.
     """
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -113,7 +135,6 @@ def add_values(
         def emit(count: int, half: bool) -> None:
             element_bytes = 2 if half else 4
             row_bytes = head_dim * element_bytes
-            ahead = half and bool(prefetches.literal_value)
 
             def columns(d: Value, width: int) -> None:
                 rows = [out + out_row_bytes * r + d * 4 for r in range(count)]
@@ -122,7 +143,7 @@ def add_values(
                 def body(t: Value, sums: list[Value]) -> list[Value]:
                     place = (t & 15) * row_bytes + column
                     row = simd.load(v_at + (t >> 4) * 8, I64) + place
-                    if ahead:
+                    if half and ahead.literal_value == PREFETCH:
                         coming = simd.load(next_at + (t >> 4) * 8, I64) + place
                         for line in range(0, width * 16 * element_bytes, 64):
                             simd.prefetch(coming, line)
@@ -148,14 +169,14 @@ def add_values(
             simd.loop(0, done, 16 * width, [], tiles)
             while width > 1:
                 width //= 2
-                with simd.builder.if_then((head_dim & (16 * width)).equals(16 * width).llvm):
+                with builder.if_then((head_dim & (16 * width)).equals(16 * width).llvm):
                     columns(done, width)
                 done = done + (head_dim & (16 * width))
 
         _for_each_tile_size(simd, count, is_f16, emit)
         return context.get_dummy_value()
 
-    return types.void(prefetches, types.int64, types.boolean, *(types.int64,) * 8), generate
+    return types.void(ahead, types.int64, types.boolean, *(types.int64,) * 8), generate
 
 
 def _for_each_tile_size(simd: Simd, count: Value, is_f16: Value, emit: Callable[[int, bool], None]) -> None:
