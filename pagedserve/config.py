@@ -40,6 +40,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     compute: Annotated[
         Literal["auto", "f32"], Meta(description="auto: int8 activations on quantised weights; f32: float32 throughout")
     ] = "auto"
+    quantize: Annotated[
+        Literal["none", "q8_0", "q4_0"], Meta(description="what float weights become at load; none: they stay as they are")
+    ] = "none"
     isa: Annotated[
         Literal["auto", "avx512", "avx2", "generic"],
         Meta(description="instruction set of the kernels; auto: the best here"),

@@ -50,6 +50,7 @@ class Engine:
         model: str | Path | Checkpoint = "demo",
         *,
         compute: str = "auto",
+        quantize: str = "none",
         block_size: int = 16,
         num_blocks: int = 512,
         max_num_batched_tokens: int = 128,
@@ -66,6 +67,7 @@ class Engine:
             prepare=True,
             model_path="",
             compute=compute,
+            quantize=quantize,
             block_size=block_size,
             num_blocks=num_blocks,
             pool_dtype="float32" if compute == "f32" else "float16",
@@ -78,7 +80,7 @@ class Engine:
         pool_bytes = num_blocks * block_size * self.spec.kv_bytes_per_token(element_bytes)
         self._pool = segments.create(segments.segment_name(self.tag, "kv"), pool_bytes)
         np.frombuffer(self._pool.buf, dtype=np.uint8)[:] = 0xFF  # NaN in every slot: reading an unwritten one shows
-        self.weights = weights.prepare(self.tag, checkpoint, self.spec, compute)
+        self.weights = weights.prepare(self.tag, checkpoint, self.spec, compute, quantize)
         self.arena = arena.create(self.setup, self.weights.layout)
         self.forward = Forward(self.setup, self.weights, self.arena)
         segments.unlink_instance(self.tag)  # mapped until this process ends

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedserve.contract import segments
-from pagedserve.contract.errors import SegmentError
+from pagedserve.contract.errors import ModelError, SegmentError
 from pagedserve.models.spec import Checkpoint, ModelSpec, RawTensor
 from workers.kernels import linear_pack as pack
 
@@ -83,12 +83,13 @@ def attach(tag: str) -> Weights:
     return Weights(segment, layout)
 
 
-def prepare(tag: str, checkpoint: Checkpoint, spec: ModelSpec, compute: str) -> Weights:
+def prepare(tag: str, checkpoint: Checkpoint, spec: ModelSpec, compute: str, quantize: str = "none") -> Weights:
     """Make, fill and seal the segment: one packed copy, tensor by tensor, so that nothing else of the model stays in memory.
 
-    `compute` "f32" dequantises every matrix; "auto" keeps each one's own type (types without kernels become Q8_0).
+    `compute` "f32" dequantises every matrix; "auto" keeps each one's own type (types without kernels become Q8_0), but
+    for floats when `quantize` is "q8_0" or "q4_0".
     """
-    layout = plan_layout(checkpoint, spec, compute)
+    layout = plan_layout(checkpoint, spec, compute, quantize)
     header = msgpack.packb(msgspec.to_builtins(layout))
     segment = segments.create(segments.segment_name(tag, "weights"), layout.num_bytes)
     memory = np.frombuffer(segment.buf, dtype=np.uint8)
@@ -105,34 +106,40 @@ def prepare(tag: str, checkpoint: Checkpoint, spec: ModelSpec, compute: str) -> 
     return Weights(segment, layout)
 
 
-def plan_layout(checkpoint: Checkpoint, spec: ModelSpec, compute: str) -> WeightLayout:
+def plan_layout(checkpoint: Checkpoint, spec: ModelSpec, compute: str, quantize: str) -> WeightLayout:
     """Where each tensor will be; reads shapes and types only."""
     matrices: dict[str, Matrix] = {}
     vectors: dict[str, Vector] = {}
     offset = _DATA * (1 + spec.num_layers // 100)
     converted: dict[str, int] = {}
-    for name in _matrix_names(checkpoint, spec, compute):
+    for name in _matrix_names(checkpoint, spec, compute, quantize):
         parts = [checkpoint.tensor(part) for part in _parts(name)]
-        wtype = packed_type(parts[0], compute)
+        wtype = packed_type(parts[0], compute, quantize)
         if wtype != pack.native_wtype(parts[0].type) and compute != "f32":
-            converted[parts[0].type.name] = converted.get(parts[0].type.name, 0) + 1
+            change = f"{parts[0].type.name} to {pack.wtype_name(wtype)}"
+            converted[change] = converted.get(change, 0) + len(parts)
         n_out, n_in = sum(part.shape[0] for part in parts), parts[0].shape[1]
         matrices[name] = Matrix(offset, pack.packed_bytes(wtype, n_out, n_in), wtype, n_out, n_in)
         offset = _aligned(offset + matrices[name].num_bytes)
-    for kind, count in sorted(converted.items()):
-        log.info("%d tensors of type %s are repacked to Q8_0", count, kind)
+    for change, count in sorted(converted.items()):
+        log.info("%d tensors go from %s", count, change)
     for name, size in _vector_sizes(checkpoint, spec, matrices):
         vectors[name] = Vector(offset, size)
         offset = _aligned(offset + 4 * size)
     return WeightLayout(spec, matrices, vectors, offset)
 
 
-def packed_type(tensor: RawTensor, compute: str) -> int:
-    """The weight type a tensor is packed as."""
+def packed_type(tensor: RawTensor, compute: str, quantize: str) -> int:
+    """The weight type a tensor is packed as; ModelError when it has none (a quantised row must be whole blocks of 32)."""
     if compute == "f32":
         return pack.WTYPE_F32
     native = pack.native_wtype(tensor.type)
-    return pack.WTYPE_Q8_0 if native is None else native
+    whole_blocks = tensor.shape[1] % pack.BLOCK == 0
+    if native is not None and (pack.is_quantized(native) or quantize == "none" or not whole_blocks):
+        return native
+    if not whole_blocks:
+        raise ModelError(f"{tensor.name}: type {tensor.type.name} needs rows of whole blocks of {pack.BLOCK}")
+    return pack.WTYPE_Q4_0 if native is not None and quantize == "q4_0" else pack.WTYPE_Q8_0
 
 
 def _aligned(offset: int) -> int:
@@ -145,11 +152,11 @@ def _parts(name: str) -> list[str]:
     return [f"{prefix}.{part}" for part in ("q", "k", "v")] if kind == "qkv" else [name]
 
 
-def _matrix_names(checkpoint: Checkpoint, spec: ModelSpec, compute: str) -> Iterator[str]:
+def _matrix_names(checkpoint: Checkpoint, spec: ModelSpec, compute: str, quantize: str) -> Iterator[str]:
     yield "embed"
     for layer in range(spec.num_layers):
         prefix = f"layers.{layer}."
-        types = {packed_type(checkpoint.tensor(prefix + part), compute) for part in ("q", "k", "v")}
+        types = {packed_type(checkpoint.tensor(prefix + part), compute, quantize) for part in ("q", "k", "v")}
         yield from (prefix + part for part in (("qkv",) if len(types) == 1 else ("q", "k", "v")))
         yield prefix + "o"
         if spec.gated:

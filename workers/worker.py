@@ -47,7 +47,7 @@ class Worker:
         if setup.prepare:
             checkpoint = open_checkpoint(setup.model_path)
             spec = dataclasses.replace(checkpoint.spec, max_model_len=setup.max_model_len)
-            mapped = weights.prepare(setup.tag, checkpoint, spec, setup.compute)
+            mapped = weights.prepare(setup.tag, checkpoint, spec, setup.compute, setup.quantize)
             shared = arena.create(setup, mapped.layout)
         else:
             mapped = weights.attach(setup.tag)

@@ -223,6 +223,7 @@ class Setup(Message, frozen=True, tag=True):
     prepare: bool
     model_path: str
     compute: str  # auto, f32
+    quantize: str  # none, q8_0, q4_0: of float matrices
     block_size: int
     num_blocks: int
     pool_dtype: str  # float16, float32

@@ -117,6 +117,7 @@ def _build(config: Config, instance: Instance) -> Service:
         prepare=True,
         model_path=path,
         compute=config.compute,
+        quantize=config.quantize,
         block_size=config.block_size,
         num_blocks=num_blocks,
         pool_dtype=pool_dtype,

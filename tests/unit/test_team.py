@@ -11,6 +11,7 @@ SETUP = Setup(
     prepare=True,
     model_path="demo",
     compute="auto",
+    quantize="none",
     block_size=16,
     num_blocks=8,
     pool_dtype="float16",

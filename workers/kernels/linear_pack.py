@@ -53,6 +53,11 @@ def is_quantized(wtype: int) -> bool:
     return wtype in _QUANT_WORDS
 
 
+def wtype_name(wtype: int) -> str:
+    """A weight type's name in GGUF."""
+    return _NAMES[wtype]
+
+
 def block_bytes(wtype: int) -> int:
     """Bytes of one block of 32 inputs x 16 outputs of a quantised type."""
     return _SCALE_BYTES[wtype] + PANEL * 4 * _QUANT_WORDS[wtype]
@@ -75,7 +80,7 @@ def packed_bytes(wtype: int, n_out: int, n_in: int) -> int:
 def pack(data: Bytes, source: StorageType, wtype: int, n_out: int, n_in: int, out: Bytes | None = None) -> Bytes:
     """Pack the file's bytes of an [n_out, n_in] tensor as `wtype` into `out` (made when None), and return it.
 
-    `wtype` is the source's own, or WTYPE_F32 (dequantised), or WTYPE_Q8_0 (requantised).
+    `wtype` is the source's own, or WTYPE_F32 (dequantised), or WTYPE_Q8_0 or WTYPE_Q4_0 (quantised anew).
     """
     if out is None:
         out = np.empty(packed_bytes(wtype, n_out, n_in), dtype=np.uint8)
@@ -83,13 +88,13 @@ def pack(data: Bytes, source: StorageType, wtype: int, n_out: int, n_in: int, ou
     if native_wtype(source) == wtype:
         _pack_rows(np.ascontiguousarray(data).reshape(n_out, -1), wtype, panels)
         return out
-    if wtype not in (WTYPE_F32, WTYPE_Q8_0):
+    if wtype not in (WTYPE_F32, WTYPE_Q8_0, WTYPE_Q4_0):
         raise ValueError(f"{source.name} cannot be packed as {_NAMES[wtype]}")
     rows = data.reshape(n_out, -1)
     step = max(1, _CHUNK_WEIGHTS // (n_in * PANEL)) * PANEL
     for begin in range(0, n_out, step):
         values = to_float32(rows[begin : begin + step], source).reshape(-1, n_in)
-        packed = values.view(np.uint8) if wtype == WTYPE_F32 else requantize_q8_0(values)
+        packed = _convert(values, wtype)
         _pack_rows(packed, wtype, panels[begin // PANEL : -(-(begin + step) // PANEL)])
     return out
 
@@ -127,6 +132,26 @@ def requantize_q8_0(values: Floats) -> Bytes:
     blocks["d"] = d
     blocks["q"] = np.clip(np.rint(groups * inverse[..., None]), -127, 127)
     return blocks.view(np.uint8).reshape(n_out, -1)
+
+
+def requantize_q4_0(values: Floats) -> Bytes:
+    """float32 [n_out, n_in] as Q4_0 blocks, uint8 [n_out, n_in / 32 * 18]: as ggml's quantize_row_q4_0 rounds."""
+    n_out, n_in = values.shape
+    groups = values.reshape(n_out, n_in // BLOCK, BLOCK)
+    largest = np.take_along_axis(groups, np.abs(groups).argmax(axis=-1)[..., None], axis=-1)  # with its sign
+    d = largest / np.float32(-8)
+    inverse = np.divide(1, d, out=np.zeros(d.shape, np.float32), where=d != 0, dtype=np.float32)
+    quants = np.clip(np.trunc(groups * inverse + np.float32(8.5)), 0, 15).astype(np.uint8)
+    blocks = np.empty(groups.shape[:2], dtype=np.dtype([("d", "<f2"), ("q", "u1", (BLOCK // 2,))]))
+    blocks["d"] = d[..., 0]
+    blocks["q"] = quants[..., : BLOCK // 2] | quants[..., BLOCK // 2 :] << 4
+    return blocks.view(np.uint8).reshape(n_out, -1)
+
+
+def _convert(values: Floats, wtype: int) -> Bytes:
+    if wtype == WTYPE_F32:
+        return values.view(np.uint8)
+    return requantize_q8_0(values) if wtype == WTYPE_Q8_0 else requantize_q4_0(values)
 
 
 def _pack_rows(rows: Bytes, wtype: int, panels: Bytes) -> None:
