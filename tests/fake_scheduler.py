@@ -141,7 +141,7 @@ class FakeScheduler:
                 )
             ]
         if isinstance(message, GetStatus):
-            return [self._status()]
+            return [self._status(blocks=message.blocks)]
         if isinstance(message, Generate):
             if self.refusal is not None:
                 return [self.refusal]
@@ -164,7 +164,7 @@ class FakeScheduler:
         )
         return [Tokens(outputs=(end,))]
 
-    def _status(self) -> Status:
+    def _status(self, *, blocks: bool) -> Status:
         return Status(
             instance="fake",
             model=MODEL,
@@ -190,4 +190,5 @@ class FakeScheduler:
             num_draft_tokens=0,
             num_accepted_tokens=0,
             num_finished={},
+            block_states=bytes(i % 4 for i in range(64)) if blocks else b"",
         )

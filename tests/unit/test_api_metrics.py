@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,24 +23,20 @@ MODEL = {"model_name": "demo"}
 class BusyScheduler(FakeScheduler):
     """Tells figures other than zero."""
 
-    def _status(self) -> Status:
-        values = {name: getattr(super(BusyScheduler, self)._status(), name) for name in Status.__struct_fields__}
-        return Status(
-            **values
-            | {
-                "num_running": 3,
-                "num_waiting": 2,
-                "num_free_blocks": 16,
-                "num_cached_blocks": 32,
-                "num_referenced_blocks": 16,
-                "num_prompt_tokens": 100,
-                "num_generation_tokens": 50,
-                "num_cached_tokens": 40,
-                "num_queried_tokens": 90,
-                "num_preemptions": 5,
-                "num_finished": {"stop": 7, "length": 8},
-                "block_states": bytes((0, 1, 2, 3)),
-            }
+    def _status(self, *, blocks: bool) -> Status:
+        return msgspec.structs.replace(
+            super()._status(blocks=blocks),
+            num_running=3,
+            num_waiting=2,
+            num_free_blocks=16,
+            num_cached_blocks=32,
+            num_referenced_blocks=16,
+            num_prompt_tokens=100,
+            num_generation_tokens=50,
+            num_cached_tokens=40,
+            num_queried_tokens=90,
+            num_preemptions=5,
+            num_finished={"stop": 7, "length": 8},
         )
 
 
@@ -118,7 +115,7 @@ def test_every_metric_of_the_dashboard_exists(url: str) -> None:
 def test_status_tells_the_pools_blocks_and_the_ttfts_since(url: str) -> None:
     httpx.post(f"{url}/v1/completions", json={"prompt": "abc"})
     status = httpx.get(f"{url}/status?blocks=true").json()
-    assert status["block_states"] == "0123"
+    assert status["block_states"] == "0123" * 16
     ((at, seconds),) = status["ttft"]
     assert 0 < seconds < 5
     assert httpx.get(f"{url}/status?since={at}").json()["ttft"] == []
