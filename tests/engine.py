@@ -79,7 +79,7 @@ class Engine:
         element_bytes = 4 if compute == "f32" else 2
         pool_bytes = num_blocks * block_size * self.spec.kv_bytes_per_token(element_bytes)
         self._pool = segments.create(segments.segment_name(self.tag, "kv"), pool_bytes)
-        np.frombuffer(self._pool.buf, dtype=np.uint8)[:] = 0xFF  # NaN in every slot: reading an unwritten one shows
+        self._pool.memory[:] = 0xFF  # NaN in every slot: reading an unwritten one shows
         self.weights = weights.prepare(self.tag, checkpoint, self.spec, compute, quantize)
         self.arena = arena.create(self.setup, self.weights.layout)
         self.forward = Forward(self.setup, self.weights, self.arena)
@@ -118,14 +118,17 @@ class Engine:
 
     def logits(self) -> npt.NDArray[np.float32]:
         """The last step's last group of logits, [rows, vocabulary]."""
-        memory = np.frombuffer(self.arena._segment.buf, dtype=np.uint8)
+        memory = self.arena._segment.memory
         width = -(-self.spec.embedding_rows // 16) * 16
         begin = self.arena.address("logits") - self.arena.control
         rows = memory[begin : begin + 4 * LOGITS_ROWS * width].view(np.float32).reshape(LOGITS_ROWS, width)
         return rows[:, : self.spec.vocab_size].copy()
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams] | SamplingParams | None = None, **options: Any
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams] | SamplingParams | None = None,
+        **options: Any,
     ) -> list[list[Answer]]:
         """Run all prompts together; for each the answers of its n sequences. Options are sampling parameters."""
         if params is None:
@@ -148,7 +151,7 @@ class Engine:
 
     def pool_bytes(self) -> bytes:
         """The whole pool."""
-        return bytes(self._pool.buf)
+        return self._pool.memory.tobytes()
 
     def _take(self, answers: dict[str, list[Answer]], output: SequenceTokens) -> None:
         answer = answers[output.request_id][output.index]

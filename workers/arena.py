@@ -29,7 +29,7 @@ class Arena:
 
     def __init__(self, segment: segments.Segment, offsets: dict[str, int], num_bytes: int, max_rows: int) -> None:
         self._segment = segment  # keeps the mapping alive
-        self._memory = np.frombuffer(segment.buf, dtype=np.uint8)
+        self._memory = segment.memory
         self._offsets = offsets
         self._max_rows = max_rows
         self.num_bytes = num_bytes

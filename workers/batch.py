@@ -1,4 +1,4 @@
-"""Batch: one StepPlan as the flat arrays that the program reads. Checked here, at the border; private to each worker."""
+"""Batch: one StepPlan as the flat arrays that the program reads. Checked at this border; private to each worker."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class ProgramBuilder:
         window = spec.layers[layer].sliding_window
         attention, num_heads, index = self._at("attention"), spec.num_heads, self.windows.index(window)
         o = matrices[prefix + "o"]
-        # One kv_head's query heads are whole blocks of the quantised row: attention's tiles can quantise their own part.
+        # Where one kv_head's query heads are whole blocks of the quantised row, attention's tiles quantise their part.
         by_tiles = is_quantized(o.wtype) and num_heads // spec.num_kv_heads * spec.head_dim % BLOCK == 0
         q_attention = self._at("q_attention") if by_tiles else 0
         self._op(

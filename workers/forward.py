@@ -19,6 +19,7 @@ from workers.kernels.kv import KvPool
 from workers.kernels.sample import sample_work_bytes
 from workers.weights import Weights
 
+
 class Forward:
     """Runs batches. Holds the mapped pool and every array that a step needs, made once."""
 
@@ -27,7 +28,7 @@ class Forward:
         self._setup, self._spec, self._arena = setup, spec, arena
         self._segment = segments.attach(segments.segment_name(setup.tag, "kv"))
         self._pool = KvPool(
-            int(np.frombuffer(self._segment.buf, dtype=np.uint8).ctypes.data),
+            int(self._segment.memory.ctypes.data),
             spec.num_layers,
             spec.num_kv_heads,
             spec.head_dim,
@@ -41,7 +42,8 @@ class Forward:
         self._ops = np.array(builder.ops, dtype=np.int64)
         self._numbers = np.array(builder.numbers, dtype=np.float64)
         self._step = np.zeros(p.STEP_COLUMNS, dtype=np.int64)
-        self._work = np.zeros(max(attention_work_bytes(spec.head_dim), sample_work_bytes(spec.vocab_size)), dtype=np.uint8)
+        work_bytes = max(attention_work_bytes(spec.head_dim), sample_work_bytes(spec.vocab_size))
+        self._work = np.zeros(work_bytes, dtype=np.uint8)
         self._windows = np.zeros((len(builder.windows), p.WINDOW_COLUMNS), dtype=np.int64)
         group = spec.num_heads // spec.num_kv_heads
         self._capacity = max_items(setup.max_num_batched_tokens, setup.max_num_seqs, group)

@@ -69,6 +69,6 @@ def kernel_environment(choice: str, cache_root: Path) -> dict[str, str]:
 
 def _source_digest() -> str:
     digest = hashlib.sha256(f"{platform.python_version()} {version('numba')} {version('llvmlite')}".encode())
-    for source in sorted(Path(__file__).parent.rglob("*.py")):
+    for source in sorted((Path(__file__).parent / "kernels").rglob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

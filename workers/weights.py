@@ -65,7 +65,7 @@ class Weights:
     def __init__(self, segment: segments.Segment, layout: WeightLayout) -> None:
         self._segment = segment  # keeps the mapping alive
         self.layout = layout
-        self.address = np.frombuffer(segment.buf, dtype=np.uint8).ctypes.data
+        self.address = int(segment.memory.ctypes.data)
 
     @property
     def num_bytes(self) -> int:
@@ -76,15 +76,15 @@ class Weights:
 def attach(tag: str) -> Weights:
     """Map the sealed segment of an instance; SegmentError when it is not complete."""
     segment = segments.attach(segments.segment_name(tag, "weights"))
-    sealed, length = np.frombuffer(segment.buf, dtype=np.uint64, count=2)
+    sealed, length = segment.memory[:16].view(np.uint64)
     if sealed != _SEALED:
         raise SegmentError(f"segment {segment.name} is not complete: its preparing worker died")
-    layout = msgspec.convert(msgpack.unpackb(bytes(segment.buf[16 : 16 + int(length)])), WeightLayout)
+    layout = msgspec.convert(msgpack.unpackb(segment.memory[16 : 16 + int(length)].tobytes()), WeightLayout)
     return Weights(segment, layout)
 
 
 def prepare(tag: str, checkpoint: Checkpoint, spec: ModelSpec, compute: str, quantize: str = "none") -> Weights:
-    """Make, fill and seal the segment: one packed copy, tensor by tensor, so that nothing else of the model stays in memory.
+    """Make, fill and seal the segment: one packed copy, tensor by tensor; nothing else of the model stays in memory.
 
     `compute` "f32" dequantises every matrix; "auto" keeps each one's own type (types without kernels become Q8_0), but
     for floats when `quantize` is "q8_0" or "q4_0".
@@ -92,7 +92,7 @@ def prepare(tag: str, checkpoint: Checkpoint, spec: ModelSpec, compute: str, qua
     layout = plan_layout(checkpoint, spec, compute, quantize)
     header = msgpack.packb(msgspec.to_builtins(layout))
     segment = segments.create(segments.segment_name(tag, "weights"), layout.num_bytes)
-    memory = np.frombuffer(segment.buf, dtype=np.uint8)
+    memory = segment.memory
     for name, matrix in layout.matrices.items():
         out = memory[matrix.offset : matrix.offset + matrix.num_bytes]
         _pack_parts([checkpoint.tensor(part) for part in _parts(name)], matrix, out)
@@ -106,7 +106,7 @@ def prepare(tag: str, checkpoint: Checkpoint, spec: ModelSpec, compute: str, qua
     return Weights(segment, layout)
 
 
-def plan_layout(checkpoint: Checkpoint, spec: ModelSpec, compute: str, quantize: str) -> WeightLayout:
+def plan_layout(checkpoint: Checkpoint, spec: ModelSpec, compute: str, quantize: str = "none") -> WeightLayout:
     """Where each tensor will be; reads shapes and types only."""
     matrices: dict[str, Matrix] = {}
     vectors: dict[str, Vector] = {}
@@ -130,7 +130,7 @@ def plan_layout(checkpoint: Checkpoint, spec: ModelSpec, compute: str, quantize:
 
 
 def packed_type(tensor: RawTensor, compute: str, quantize: str) -> int:
-    """The weight type a tensor is packed as; ModelError when it has none (a quantised row must be whole blocks of 32)."""
+    """The weight type a tensor is packed as; ModelError when its rows are not whole blocks of 32 and must be."""
     if compute == "f32":
         return pack.WTYPE_F32
     native = pack.native_wtype(tensor.type)

@@ -101,7 +101,7 @@ class Worker:
 
 def join(instance: Instance, worker_id: int) -> zmq.Socket[bytes]:
     """Connect to the scheduler and say so; Setup will come on the socket that is returned."""
-    socket = zmq.Context.instance().socket(zmq.DEALER)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 200)
     socket.connect(instance.worker_endpoint)
     socket.send(encode(Join(protocol=PROTOCOL, worker_id=worker_id, pid=os.getpid())))

@@ -1,1 +1,1 @@
-"""What the deciding plane (pagedserve) and the computing plane (workers) share: errors, messages, channels, segments."""
+"""What the deciding plane (pagedserve) and the computing plane (workers) share: errors, messages, segments."""

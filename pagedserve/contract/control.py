@@ -7,6 +7,7 @@ the words once no worker is inside a step.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 _WORDS_A_LINE = 16  # int32 words of a 64-byte cache line: no two control words share one
 
@@ -19,10 +20,10 @@ CONTROL_BYTES = 4096
 
 
 class Control:
-    """The scheduler's hand on the control words. `buffer` is the team segment's memory."""
+    """The scheduler's hand on the control words. `memory` is the team segment's."""
 
-    def __init__(self, buffer: memoryview) -> None:
-        self._words = np.frombuffer(buffer, dtype=np.int32, count=CONTROL_BYTES // 4)
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+        self._words = memory[:CONTROL_BYTES].view(np.int32)
 
     def abort(self) -> None:
         """Free every worker that waits at a barrier; each then answers its plan with ok = False."""

@@ -85,7 +85,7 @@ class OwnerLock:
 
 
 def own(instance: Instance) -> OwnerLock:
-    """Become the owner of `instance`, with a fresh run folder; EndpointInUseError names the endpoint when it has one."""
+    """Become the owner of `instance`, with a fresh run folder; EndpointInUseError names its endpoint."""
     instance.run_dir.mkdir(mode=0o700, exist_ok=True)
     file = _try_lock(instance.run_dir / "owner.lock")
     if file is None:

@@ -60,7 +60,7 @@ class Generate(Message, frozen=True, tag=True):
 
 
 class Abort(Message, frozen=True, tag=True):
-    """End one request (all its sequences). Answered by its last Tokens, finish_reason "abort"; unknown ids are ignored."""
+    """End one request (all its sequences). Answered by its last Tokens; unknown ids are ignored."""
 
     request_id: str
     finish_reason: str = "abort"  # "stop" when the client matched a stop string
@@ -123,7 +123,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """New tokens of one sequence of one request. `index` is 0..n-1; with beam search or best_of all of a sequence comes at its end.
+    """New tokens of one sequence of one request. `index` is 0..n-1; beam search and best_of send a sequence at its end.
 
     The first record of a request carries num_cached_tokens and prompt_logprobs (its first entry is None: nothing
     precedes token 0). finish_reason is set in the last record of each sequence; `finished` in the last of the request.
@@ -266,7 +266,7 @@ class StepPlan(Message, frozen=True, tag=True):
 
 
 class StepResult(Message, frozen=True, tag=True):
-    """A worker's reply to a StepPlan. Only rank 0 carries the columns; `ok` False means the abort flag ended the step."""
+    """A worker's reply to a StepPlan. Only rank 0 carries columns; `ok` False: the abort flag ended the step."""
 
     step_id: int
     worker_id: int

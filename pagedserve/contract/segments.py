@@ -1,7 +1,8 @@
 """Shared-memory segments: made once by an owner, attached by the team, unlinked by the owner or by the next start.
 
-Names are `pagedserve-<tag>-<kind>`; the tag is Instance.tag, unique to a run folder. Python before 3.13 has no SharedMemory(track=False): attaching registers the
-segment with the resource tracker, which unlinks it when the first process ends (cpython #82300), so we take it back out.
+Names are `pagedserve-<tag>-<kind>`; the tag is Instance.tag, unique to a run folder. Python before 3.13 has no
+SharedMemory(track=False): attaching registers the segment with the resource tracker, which unlinks it when the first
+process ends (cpython #82300), so the tracker is kept out of it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import shutil
 from collections.abc import Iterator
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from pagedserve.contract.errors import SegmentError
 
@@ -27,15 +31,25 @@ def segment_name(tag: str, kind: str) -> str:
 class Segment(shared_memory.SharedMemory):
     """A mapped segment. It stays mapped until the process ends, since arrays may look into it until then."""
 
+    @property
+    def memory(self) -> npt.NDArray[np.uint8]:
+        """All its bytes; the size is rounded up to whole pages on some systems."""
+        assert self.buf is not None
+        return np.frombuffer(self.buf, dtype=np.uint8)
+
     def __del__(self) -> None:
         pass
+
+
+def _ignore(_name: str, _kind: str) -> None:
+    pass
 
 
 @contextlib.contextmanager
 def _untracked() -> Iterator[None]:
     """Keep SharedMemory from talking to the resource tracker; the owner of the name unlinks, nobody else."""
     register, unregister = resource_tracker.register, resource_tracker.unregister
-    resource_tracker.register = resource_tracker.unregister = lambda name, rtype: None  # type: ignore[assignment]
+    resource_tracker.register = resource_tracker.unregister = _ignore
     try:
         yield
     finally:

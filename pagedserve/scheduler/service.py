@@ -48,7 +48,7 @@ log = logging.getLogger("pagedserve.scheduler")
 
 Handler = Callable[[bytes, bytes], None]
 
-KEEPALIVE_S = 0.5  # a client that waits longer than this for a token gets an empty message, which tells us if it is gone
+KEEPALIVE_S = 0.5  # a client that waits longer for a token gets an empty message, which tells us if it is gone
 POLL_MS = 250
 ABORT_GRACE_S = 2.0  # from raising the abort flag to ending the workers that did not answer even then
 
@@ -285,7 +285,7 @@ class Service:
             self._send_team(self._team.ready(message))
             if self._control is None:
                 self._team_segment = segments.attach(segments.segment_name(self._settings.tag, "team"))
-                self._control = Control(self._team_segment.buf)
+                self._control = Control(self._team_segment.memory)
             log.info("worker %d is ready (%s)", message.worker_id, message.isa)
         else:
             self._team.result(message)

@@ -1,4 +1,4 @@
-"""A team of real processes on the real model: any size gives the same bits, and a killed member costs nobody a token."""
+"""Teams of real processes: any size gives the same bits, and a killed member costs nobody a token."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_killed_workers_cost_no_stream_and_no_bit(servers: Any) -> None:
 
 
 def test_a_killed_worker_is_ready_again_within_seconds(servers: Any) -> None:
-    folder, running = servers(2)
+    folder, _ = servers(2)
     with Client(folder.endpoint()) as client:
         victim = client.status().workers[1]
         os.kill(victim.pid, signal.SIGKILL)

@@ -89,7 +89,7 @@ def test_a_sampling_value_out_of_range_is_refused_with_its_name(values: dict[str
 
 def test_reset_readies_all_control_words_but_the_generation() -> None:
     words = np.full(control.CONTROL_BYTES // 4, 7, dtype=np.int32)
-    hand = control.Control(memoryview(words))  # type: ignore[arg-type]
+    hand = control.Control(words.view(np.uint8))
     hand.abort()
     assert words[control.ABORT] == 1
     hand.reset()

@@ -1,4 +1,4 @@
-"""Rules of the weights segment: one packed copy in the types that were asked for, sealed, and attached without the model file."""
+"""Rules of the weights segment: one packed copy in the types that were asked for, sealed, attached without the file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_is_attached_is_what_was_prepared() -> None:
 def test_a_segment_that_was_not_finished_is_refused() -> None:
     checkpoint = golden_checkpoint("qwen2-tiny")
     made = weights.prepare(TAG, checkpoint, checkpoint.spec, "auto")
-    made._segment.buf[:8] = bytes(8)
+    made._segment.memory[:8] = 0
     with pytest.raises(SegmentError, match="is not complete: its preparing worker died"):
         weights.attach(TAG)
 

@@ -1,7 +1,7 @@
 """The program: a list of operations over addresses, which every member of a team runs together, tile by tile.
 
-`workers/forward.py` writes the list once per model; `run` interprets it once per step. An operation is a row of int64
-(code, counter, barrier, then the arguments listed at each code) and a row of two float64.
+`workers/build.py` writes the list once per model; `run` interprets it once per step. An operation is a row of int64
+(code, counter, barrier, then the arguments listed at each code) and one float64.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from numba import njit, typeof, types
 from workers.kernels.activation import gelu_tanh_mul_row, gelu_tanh_row, silu_mul_row
 from workers.kernels.attention import attention_tile, combine_tile
 from workers.kernels.attention_plan import ITEM_BYTES, NUM_ROWS, PARTIAL, ROW_BEGIN, plan_attention
-from workers.kernels.kv import KvPool, copy_block, write_kv
 from workers.kernels.embedding import embed_row
+from workers.kernels.kv import KvPool, copy_block, write_kv
 from workers.kernels.linear import GELU_TANH, SILU, gated_tile, linear_tile
 from workers.kernels.linear_pack import BLOCK, PANEL
+from workers.kernels.linear_tiles import RECORD_BYTES
 from workers.kernels.norm import layer_norm_row, rms_norm_row
-from workers.kernels.quantize import RECORD_BYTES, quantize_row
+from workers.kernels.quantize import quantize_row
 from workers.kernels.rope import PAIR_ADJACENT, PAIR_HALVES, rope_head
 from workers.kernels.sample import ROW_BYTES, sample
 from workers.kernels.simd import isa_name
@@ -88,8 +89,8 @@ def run(
 ) -> bool:
     """Run one step with the other members; False when it was aborted.
 
-    ops int64 [num_ops, OP_COLUMNS] and floats float64 [num_ops]: the first num_body of them for all tokens, the rest for
-    the rows that sample, logits_rows at a time. step int64 [STEP_COLUMNS]; windows int64 [num_windows, WINDOW_COLUMNS];
+    ops int64 [num_ops, OP_COLUMNS] and floats float64 [num_ops]: the first num_body of them for all tokens, the rest
+    for the rows that sample, logits_rows at a time. step int64 [STEP_COLUMNS]; windows int64 [num_windows, WINDOW_COLUMNS];
     partials is the team's attention scratch, work this member's own.
     """
     for index in range(num_body):
