@@ -27,7 +27,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_token_ids end the output and are kept in it; ignore_eos; n outputs of the best of `best_of` by mean logprob;
     beam_width > 1 selects beam search with length_penalty and early_stopping (then temperature must be 0); logprobs k:
     the k most likely alternatives of each output token, from raw logits, plus the chosen one; prompt_logprobs the same
-    for the prompt; num_speculative_tokens > 0 turns prompt-lookup speculation on for this request (None: the server's default).
+    for the prompt; num_speculative_tokens > 0 turns prompt-lookup speculation on for this request (None: the server's
+    default).
     """
 
     temperature: float = 1.0

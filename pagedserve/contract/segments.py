@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 
@@ -41,7 +41,7 @@ class Segment(shared_memory.SharedMemory):
         pass
 
 
-def _ignore(_name: str, _kind: str) -> None:
+def _ignore(_name: Sized, _kind: str) -> None:
     pass
 
 

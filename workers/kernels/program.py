@@ -90,8 +90,8 @@ def run(
     """Run one step with the other members; False when it was aborted.
 
     ops int64 [num_ops, OP_COLUMNS] and floats float64 [num_ops]: the first num_body of them for all tokens, the rest
-    for the rows that sample, logits_rows at a time. step int64 [STEP_COLUMNS]; windows int64 [num_windows, WINDOW_COLUMNS];
-    partials is the team's attention scratch, work this member's own.
+    for the rows that sample, logits_rows at a time. step int64 [STEP_COLUMNS]; windows int64 [num_windows,
+    WINDOW_COLUMNS]; partials is the team's attention scratch, work this member's own.
     """
     for index in range(num_body):
         op, number, num_rows = ops[index], floats[index], step[NUM_TOKENS]
@@ -135,7 +135,7 @@ def _run_op(
 def _tiles(op: Any, num_rows: int, step: Any, windows: Any, pool: KvPool, team_size: int) -> tuple[int, int]:
     """How many tiles an operation has, and their size in rows (LINEAR: in panels)."""
     code = op[0]
-    if code == LINEAR or code == GATED:
+    if code in (LINEAR, GATED):
         num_panels = (op[6] + PANEL - 1) // PANEL
         row_groups = (num_rows + _MAX_LINEAR_ROWS - 1) // _MAX_LINEAR_ROWS
         size = max(1, min(_MAX_LINEAR_PANELS, num_panels * row_groups // (team_size * _TILES_PER_MEMBER)))
