@@ -6,6 +6,7 @@ Written from the papers and from ModelSpec's field texts, sharing no code with w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import gguf
 import numpy as np
@@ -13,10 +14,11 @@ import numpy.typing as npt
 
 from pagedserve.models.spec import Checkpoint, RawTensor, RopeSpec, TensorType
 
-Floats = npt.NDArray[np.floating]
+Floats = npt.NDArray[Any]  # float32 or float64
+FloatType = type[np.float32] | type[np.float64]
 
 
-def dequantize(raw: RawTensor, dtype: npt.DTypeLike = np.float64) -> Floats:
+def dequantize(raw: RawTensor, dtype: FloatType = np.float64) -> Floats:
     """A stored tensor as floats, by the `gguf` package."""
     if raw.type is TensorType.F32:
         values = raw.data.view(np.float32)
@@ -31,7 +33,7 @@ def dequantize(raw: RawTensor, dtype: npt.DTypeLike = np.float64) -> Floats:
 class TwinModel:
     """A whole model dequantised into memory."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: npt.DTypeLike = np.float64) -> None:
+    def __init__(self, checkpoint: Checkpoint, dtype: FloatType = np.float64) -> None:
         self.spec = checkpoint.spec
         self.dtype = dtype
         self._weights = {name: dequantize(checkpoint.tensor(name), dtype) for name in checkpoint.names()}
@@ -40,7 +42,7 @@ class TwinModel:
         """Logits of every position, [num_tokens, vocab_size]; ids beyond the vocabulary (padded rows) are cut off."""
         spec = self.spec
         positions = np.arange(len(token_ids))
-        x = self._weights["embed"][np.asarray(token_ids)] * self.dtype(spec.embedding_scale)  # type: ignore[operator]
+        x = self._weights["embed"][np.asarray(token_ids)] * self.dtype(spec.embedding_scale)
         if spec.position == "learned":
             x = x + self._weights["position_embed"][positions]
         for layer in range(spec.num_layers):
@@ -66,7 +68,7 @@ class TwinModel:
     def _norm(self, x: Floats, name: str) -> Floats:
         if self.spec.norm == "layer":
             x = x - x.mean(axis=-1, keepdims=True)
-        y = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.dtype(self.spec.norm_eps))  # type: ignore[operator]
+        y = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.dtype(self.spec.norm_eps))
         y = y * self._weights[name]
         return y + self._weights[name + ".bias"] if name + ".bias" in self._weights else y
 
@@ -82,7 +84,7 @@ class TwinModel:
             q, k = self._rotate(q, rope, positions), self._rotate(k, rope, positions)
         group = spec.num_heads // spec.num_kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-        scores = np.einsum("qhd,khd->hqk", q, k) * self.dtype(spec.scale)  # type: ignore[operator]
+        scores = np.einsum("qhd,khd->hqk", q, k) * self.dtype(spec.scale)
         distance = positions[:, None] - positions[None, :]
         seen = distance >= 0
         if window := spec.layers[layer].sliding_window:

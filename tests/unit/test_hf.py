@@ -58,7 +58,7 @@ def shard(folder: Path) -> Path:
     weights = load_file(folder / SINGLE)
     (folder / SINGLE).unlink()
     names = sorted(weights)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i, part in enumerate((names[::2], names[1::2]), start=1):
         file = f"model-{i:05d}-of-00002.safetensors"
         save_file({name: weights[name] for name in part}, folder / file)
@@ -118,7 +118,7 @@ def test_old_buffers_and_the_tied_heads_copy_are_ignored(copy_of: Callable[..., 
     def with_old_tensors(weights: dict[str, Any]) -> None:
         prefix = "transformer." if "transformer.wte.weight" in weights else ""
         weights[prefix + "h.0.attn.bias"] = np.ones((1, 1, 256, 256), np.float32)
-        weights[prefix + "h.0.attn.masked_bias"] = np.float32([-1e4])
+        weights[prefix + "h.0.attn.masked_bias"] = np.array([-1e4], np.float32)
         weights["lm_head.weight"] = weights[prefix + "wte.weight"].copy()
 
     checkpoint = open_checkpoint(rewrite(copy_of("gpt2-tiny"), with_old_tensors))
