@@ -97,7 +97,9 @@ def rope(head: Floats, cos: Floats, sin: Floats, pairing: str) -> Floats:
 # ---- attention, sampling ----------------------------------------------------------------------------------------
 
 
-def attention(q: Floats, k: Floats, v: Floats, first_position: int, window: int, scale: float) -> npt.NDArray[np.float64]:
+def attention(
+    q: Floats, k: Floats, v: Floats, first_position: int, window: int, scale: float
+) -> npt.NDArray[np.float64]:
     """Dense causal attention in float64. q [rows, heads, d], k and v [tokens, kv_heads, d]; out as q."""
     group = q.shape[1] // k.shape[1]
     out = np.empty(q.shape)

@@ -1,4 +1,4 @@
-"""A batch of requests on a paged pool, for tests of attention: random K and V, permuted tables, NaN in unwritten slots."""
+"""Requests on a paged pool, for tests of attention: random K and V, permuted tables, NaN in unwritten slots."""
 
 from __future__ import annotations
 
@@ -46,17 +46,16 @@ class Paged:
     def __init__(self, shape: Shape, seq_lens: Sequence[int], *, seed: int = 0, kept: int = 0) -> None:
         rng = np.random.default_rng(seed)
         self.shape, self.seq_lens = shape, list(seq_lens)
-        sizes = [-(-n // shape.block_size) for n in seq_lens]
-        self.start = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+        num_blocks = [-(-n // shape.block_size) for n in seq_lens]
+        self.start = np.concatenate([[0], np.cumsum(num_blocks)]).astype(np.int32)
         self.tables = np.random.default_rng(99).permutation(self.start[-1] + 3)[: self.start[-1]].astype(np.int32)
         self.array = np.full(
             (self.start[-1] + 3, NUM_LAYERS, shape.num_kv_heads, 2, shape.block_size * shape.head_dim),
             np.nan,
             dtype=shape.dtype,
         )
-        self.pool = KvPool(
-            self.array.ctypes.data, NUM_LAYERS, shape.num_kv_heads, shape.head_dim, shape.block_size, self.array.itemsize
-        )
+        sizes = NUM_LAYERS, shape.num_kv_heads, shape.head_dim, shape.block_size, self.array.itemsize
+        self.pool = KvPool(self.array.ctypes.data, *sizes)
         self.q, self.k, self.v = [], [], []
         for index, n in enumerate(seq_lens):
             self.q.append(rng.standard_normal((n, shape.num_heads, shape.head_dim)).astype(np.float32))
@@ -107,15 +106,15 @@ class Paged:
         for number in range(self.num_items)[::order]:
             for kv_head in range(shape.num_kv_heads)[::order]:
                 tile(
-                    self.pool, LAYER, kv_head, plan.ctypes.data + number * ITEM_BYTES, shape.num_heads, shape.window, scale,
-                    self.tables.ctypes.data, q.ctypes.data, row_bytes, out.ctypes.data, row_bytes,
-                    partials.ctypes.data, work.ctypes.data,
+                    self.pool, LAYER, kv_head, plan.ctypes.data + number * ITEM_BYTES,
+                    shape.num_heads, shape.window, scale, self.tables.ctypes.data,
+                    q.ctypes.data, row_bytes, out.ctypes.data, row_bytes, partials.ctypes.data, work.ctypes.data,
                 )  # fmt: skip
         for number in range(self.num_items, self.num_items + self.num_combines):
             for kv_head in range(shape.num_kv_heads):
                 combine_tile(
-                    self.pool, kv_head, plan.ctypes.data + number * ITEM_BYTES, shape.num_heads, out.ctypes.data, row_bytes,
-                    partials.ctypes.data, work.ctypes.data,
+                    self.pool, kv_head, plan.ctypes.data + number * ITEM_BYTES, shape.num_heads,
+                    out.ctypes.data, row_bytes, partials.ctypes.data, work.ctypes.data,
                 )  # fmt: skip
         return np.split(out, bounds[1:-1])
 

@@ -15,21 +15,22 @@ from workers.kernels.attention_plan import (
     plan_attention,
 )
 
+HEADS, KV_HEADS = 9, 3
 FIELDS = ("row", "num_rows", "position", "table_start", "split_begin", "split_end", "partial", "unused")
 
 
 def make_plan(
-    query_lens: list[int], seq_lens: list[int], *, heads: int = 9, kv_heads: int = 3, window: int = 0, states: int = 5000
+    query_lens: list[int], seq_lens: list[int], *, window: int = 0, states: int = 5000
 ) -> tuple[np.ndarray, np.ndarray]:
     """Items and combines, as records."""
     bounds = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
     computed = (np.array(seq_lens) - np.array(query_lens)).astype(np.int32)
     starts = (np.arange(len(seq_lens) + 1) * 1000).astype(np.int32)
-    group, num_tokens = heads // kv_heads, int(bounds[-1])
+    group, num_tokens = HEADS // KV_HEADS, int(bounds[-1])
     capacity = max_items(num_tokens, len(seq_lens), group)
     buffer = np.full(attention_plan_bytes(num_tokens, len(seq_lens), group) + 64, 0x55, dtype=np.uint8)
     num_items, num_combines = plan_attention(
-        bounds.ctypes.data, computed.ctypes.data, starts.ctypes.data, len(seq_lens), heads, kv_heads, window, states,
+        bounds.ctypes.data, computed.ctypes.data, starts.ctypes.data, len(seq_lens), HEADS, KV_HEADS, window, states,
         buffer.ctypes.data, capacity,
     )  # fmt: skip
     assert num_items <= capacity

@@ -2,8 +2,8 @@
 
 A context is cut at absolute positions: chunks of 64 tokens (one step of the online softmax) and splits of 256 (each
 with its own softmax state; states merge in order). A query row thus does the same operations in the same order in
-prefill and decode, beside any rows, in any chunking of its prompt, for every block_size and every team. Masked positions are left out, never
-multiplied by zero. Decides nothing about who computes what: attention_plan.py does.
+prefill and decode, beside any rows, in any chunking of its prompt, for every block_size and every team. Masked
+positions are left out, never multiplied by zero. Who computes what is decided in attention_plan.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from workers.kernels.vector import (
 )
 
 _LOWEST = float(np.finfo(np.float32).min)  # the maximum of no scores: finite, so that differences stay numbers
-_DIRECT_VECTORS = 8  # up to so many query vectors K and V are converted from float16 in registers, each time they are used
+_DIRECT_VECTORS = 8  # up to so many query vectors float16 is converted in registers at each use, beyond it once for all
 
 # A softmax state of one query vector: 16 lanes that all hold the maximum, 16 lanes whose sum is the denominator, then
 # head_dim sums of weighted values; all float32.
@@ -100,8 +100,8 @@ def attention_tile(
 ) -> None:
     """attention_tile_ahead as it was measured to be best."""
     attention_tile_ahead(
-        PREFETCH, pool, layer, kv_head, item, num_heads, window, scale, block_tables, q, q_row_bytes, out, out_row_bytes,
-        partials, work,
+        PREFETCH, pool, layer, kv_head, item, num_heads, window, scale, block_tables,
+        q, q_row_bytes, out, out_row_bytes, partials, work,
     )  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def _pack_queries(
 def _find_chunk(
     pool: KvPool, layer: int, kv_head: int, table: int, begin: int, low: int, high: int, addresses: int
 ) -> None:
-    """Addresses of K and of V of a chunk's four sub-blocks; those outside low … high stand on one inside, unread or masked."""
+    """Addresses of K and of V of a chunk's four sub-blocks; for those outside low … high, of one inside (never used)."""
     for c in range(SUB_BLOCKS):
         token = min(max(begin + 16 * c, low // 16 * 16), (high - 1) // 16 * 16)
         place = token % pool.block_size
@@ -271,7 +271,7 @@ def _attend_chunk(
     states: int,
     scores: int,
 ) -> None:
-    """One step of the online softmax: scores, weights and weighted values of a chunk's 64 tokens for all query vectors."""
+    """One step of the online softmax, for all query vectors: a chunk's scores, weights and weighted values."""
     head_dim = pool.head_dim
     state_bytes = _VALUES + 4 * head_dim
     v, next_v = this + _V, following + _V
@@ -296,7 +296,8 @@ def _attend_chunk(
                 if low < min(high, all_low):
                     _add_values(ahead, 1, half, weights, v, next_v, head_dim, low, min(high, all_low), state)
             if all_low < all_high:
-                _add_values(ahead, count, half, scores, v, next_v, head_dim, all_low, all_high, states + j * state_bytes)
+                state = states + j * state_bytes
+                _add_values(ahead, count, half, scores, v, next_v, head_dim, all_low, all_high, state)
             for r in range(count):
                 low, high = _visible(position + (j + r) // group, window, begin)
                 weights, state = scores + r * SCORES_BYTES, states + (j + r) * state_bytes
@@ -316,14 +317,25 @@ def _visible(position: int, window: int, begin: int) -> tuple[int, int]:
 def _dot_keys(
     ahead: int, pool: KvPool, count: int, half: bool, q: int, k: int, scores: int, following: int, next_copies: int
 ) -> None:
-    pool_row_bytes = pool.block_size * pool.element_bytes
-    row_bytes = pool_row_bytes if half or pool.element_bytes != F16_BYTES else 64
-    dot_keys(literally(ahead), count, half, q, k, row_bytes, pool.head_dim, scores, following, pool_row_bytes, next_copies)
+    next_row_bytes = pool.block_size * pool.element_bytes
+    row_bytes = next_row_bytes if half or pool.element_bytes != F16_BYTES else 64
+    dot_keys(
+        literally(ahead), count, half, q, k, row_bytes, pool.head_dim, scores, following, next_row_bytes, next_copies
+    )
 
 
 @njit(cache=True)
 def _add_values(
-    ahead: int, count: int, half: bool, weights: int, v: int, next_v: int, head_dim: int, begin: int, end: int, state: int
+    ahead: int,
+    count: int,
+    half: bool,
+    weights: int,
+    v: int,
+    next_v: int,
+    head_dim: int,
+    begin: int,
+    end: int,
+    state: int,
 ) -> None:
     sums, sums_row_bytes = state + _VALUES, _VALUES + 4 * head_dim
     add_values(literally(ahead), count, half, weights, v, next_v, head_dim, begin, end, sums, sums_row_bytes)
@@ -331,7 +343,7 @@ def _add_values(
 
 @njit(cache=True)
 def _softmax(scores: int, low: int, high: int, state: int, head_dim: int) -> None:
-    """Turn one query vector's 64 scores into weights, those outside low … high into 0, and bring its state up to date."""
+    """Turn a query vector's 64 scores into weights (of those within low … high), and bring its state up to date."""
     s0, s1, s2, s3 = load_f32(scores), load_f32(scores + 64), load_f32(scores + 128), load_f32(scores + 192)
     if low > 0 or high < CHUNK:
         lowest, lanes = splat_f32(_LOWEST), lane_numbers()

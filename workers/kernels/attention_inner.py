@@ -37,7 +37,7 @@ def tile_size(left: int) -> int:
     return 3 if left == 5 else left
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[misc]
+@intrinsic(prefer_literal=True)
 def dot_keys(
     typing_context: Any,
     ahead: Any,
@@ -54,8 +54,9 @@ def dot_keys(
 ) -> Any:
     """scores[r, t] = sum over d of q[r, d] k[d, t], for a chunk's 64 tokens.
 
-    q is float32 [head_dim, num_queries], num_queries a tile_size. k_addresses points to four addresses, one for each
-    sub-block of 16 tokens; the rows behind them, one for each d, are k_row_bytes apart. scores is float32 [num_queries, 64].
+    q is float32 [head_dim, num_queries], num_queries a tile_size; scores is float32 [num_queries, 64]. k_addresses
+    points to four addresses, one for each sub-block of 16 tokens; the rows behind them, one for each d, are k_row_bytes
+    apart.
 
     next_addresses points to the addresses of the next chunk's K, then of its V. COPY writes them, which are float16, to
     next_copies (unless it is 0) as float32 K [4, head_dim, 16] and V [64, head_dim].
@@ -67,9 +68,8 @@ def dot_keys(
 
         def columns(count: int, half: bool, first: int) -> None:
             places = range(first, first + _MAX_COLUMNS)
-            bases, next_k, next_v = (
-                [simd.load(address, I64, 8 * c) for c in places] for address in (k_at, next_at, next_at + 8 * SUB_BLOCKS)
-            )
+            sources = k_at, next_at, next_at + 8 * SUB_BLOCKS
+            bases, next_k, next_v = ([simd.load(at, I64, 8 * c) for c in places] for at in sources)
 
             def look_ahead(d: Value) -> None:
                 for c, next_k_base, next_v_base in zip(places, next_k, next_v, strict=True):
@@ -107,7 +107,7 @@ def dot_keys(
     return types.void(ahead, types.int64, types.boolean, *(types.int64,) * 8), generate
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[misc]
+@intrinsic(prefer_literal=True)
 def add_values(
     typing_context: Any,
     ahead: Any,
@@ -124,13 +124,13 @@ def add_values(
 ) -> Any:
     """sums[r, d] += weights[r, t] v[t, d] for tokens token_begin to token_end of a chunk, in this order.
 
-    weights is float32 [num_queries, 64]; v_addresses points to four addresses, each of a sub-block [16, head_dim]; sums is
-    float32, its rows sums_row_bytes apart. num_queries as in dot_keys.
+    weights is float32 [num_queries, 64]; v_addresses points to four addresses, each of a sub-block [16, head_dim];
+    sums is float32, its rows sums_row_bytes apart. num_queries as in dot_keys.
     """
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         simd = Simd(builder)
-        count, is_f16, weights, v_at, next_at, head_dim, begin, end, out, out_row_bytes = (simd.wrap(a) for a in args[1:])
+        count, is_f16, weights, v_at, next_at, head_dim, begin, end, out, out_row_bytes = map(simd.wrap, args[1:])
 
         def emit(count: int, half: bool) -> None:
             element_bytes = 2 if half else 4

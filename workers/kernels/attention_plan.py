@@ -10,7 +10,7 @@ from numba import njit
 from workers.kernels.attention_inner import CHUNK
 from workers.kernels.vector import read_i32, read_i64, write_i32, write_i64
 
-SPLIT = 4 * CHUNK  # a context is cut at multiples of 256 tokens; each part's softmax is taken alone, then merged in order
+SPLIT = 4 * CHUNK  # a context is cut at multiples of 256 tokens; each part's softmax is taken alone, then merged
 MAX_VECTORS = 48  # query vectors (rows x query heads of one kv_head) of an item
 
 ITEM_BYTES = 32  # int32 fields, at these offsets:
@@ -27,7 +27,8 @@ _COST_PER_TOKEN = 8  # reading a token's K and V costs about as much as eight qu
 
 
 def max_items(max_num_tokens: int, max_num_seqs: int, group: int) -> int:
-    """An upper bound of items (and of combines) of one plan; `group` is num_heads / num_kv_heads."""
+    """An upper bound of items (and of combines) of one plan; `group`, num_heads / num_kv_heads, is 48 at most."""
+    assert group <= MAX_VECTORS, f"{group} query heads of one kv_head are more than {MAX_VECTORS}"
     return max_num_seqs + max_num_tokens // rows_per_item.py_func(group) + _TARGET_TILES + 1
 
 
@@ -55,16 +56,18 @@ def plan_attention(
     plan: int,
     capacity: int,
 ) -> tuple[int, int]:
-    """Write a plan's items and how many there are: (num_items for attention_tile, num_combines for combine_tile).
+    """Write a plan's items; how many there are: (num_items for attention_tile, num_combines for combine_tile).
 
-    The items begin at `plan`, largest first, the combines behind them; each is worked on once for each kv_head. query_start_loc, num_computed_tokens and block_table_start are addresses of the StepPlan's int32 columns,
-    `plan` of a buffer of attention_plan_bytes whose `capacity` is max_items. window 0 is none. At most max_states
-    partial states are used.
+    The items begin at `plan`, largest first, the combines behind them; each is worked on once for each kv_head.
+    query_start_loc, num_computed_tokens and block_table_start are addresses of the StepPlan's int32 columns; `plan` is
+    a buffer of attention_plan_bytes, its `capacity` max_items. window 0 is none. At most max_states partial states are
+    used.
     """
     group = num_heads // num_kv_heads
     unsorted = plan + 2 * capacity * ITEM_BYTES
     keys = unsorted + capacity * ITEM_BYTES
-    limit = max(1, _total_cost(query_start_loc, num_computed_tokens, num_seqs, group, window) * num_kv_heads // _TARGET_TILES)
+    total = _total_cost(query_start_loc, num_computed_tokens, num_seqs, group, window)
+    limit = max(1, total * num_kv_heads // _TARGET_TILES)
     num_items, num_combines, num_states = 0, 0, 0
     step = rows_per_item(group)
     for s in range(num_seqs):

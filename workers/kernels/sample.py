@@ -1,8 +1,8 @@
 """Sampling: one row of logits to one token, and its logprobs. Nothing is sorted, no random state is kept.
 
-A token's weight is an integer, floor(2^30 exp((x - max) / temperature)). What follows is integer arithmetic, exact in any
-order: top_k, top_p and min_p each keep a beginning of the tokens by falling weight (lowest id first among equals), and a
-random number below the kept weights' sum picks one. Twins: tests/reference.py.
+A token's weight is an integer, floor(2^30 exp((x - max) / temperature)). What follows is integer arithmetic, exact in
+any order: top_k, top_p and min_p each keep a beginning of the tokens by falling weight (lowest id first among equals),
+and a random number below the kept weights' sum picks one. Twins: tests/reference.py.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def sample(
     if chosen < 0:
         saved = work + 4 * padded
         _adjust(row, logits, vocab_size, history, bias_token_ids, bias_values, saved, work)
-        chosen = _choose(row, logits, padded, work, work + 8 * padded)
+        chosen = _choose(row, logits, vocab_size, work, work + 8 * padded)
         _restore(row, logits, vocab_size, history, bias_token_ids, saved)
     write_i32(sampled, chosen)
     if num_logprobs >= 0:
@@ -181,13 +181,14 @@ def _restore(row: int, logits: int, vocab_size: int, history: int, bias_token_id
 
 
 @njit(cache=True)
-def _choose(row: int, logits: int, padded: int, weights: int, candidates: int) -> int:
+def _choose(row: int, logits: int, vocab_size: int, weights: int, candidates: int) -> int:
     """The token of adjusted logits: greedy, or drawn from what top_k, top_p and min_p keep."""
+    padded = (vocab_size + 15) // 16 * 16
     largest = _largest(logits, padded)
     temperature = read_f32(row + TEMPERATURE)
     if temperature <= 0 or not math.isfinite(largest):
-        return _first_equal(logits, padded, largest)
-    mass = _weigh(logits, padded, largest, temperature, weights)
+        return _first_equal(logits, vocab_size, largest)
+    mass = weigh(logits, padded, largest, temperature, weights)
     threshold, ties = 1, padded  # kept: what weighs more than the threshold, and the first `ties` that weigh as much
     top_k, top_p, min_p = read_i32(row + TOP_K), read_f32(row + TOP_P), read_f32(row + MIN_P)
     if 0 < top_k < padded and top_k < _measure(weights, padded, 1)[0]:
@@ -221,12 +222,13 @@ def _largest(logits: int, padded: int) -> float:
 
 
 @njit(cache=True)
-def _first_equal(logits: int, padded: int, value: float) -> int:
+def _first_equal(logits: int, vocab_size: int, value: float) -> int:
     """The lowest id whose logit equals value; 0 if there is none (all are NaN)."""
-    for at in range(0, padded, 16):
+    for at in range(0, vocab_size, 16):
         bits = mask_bits(load_f32(logits + 4 * at) == value)
         if bits:
-            return at + _lowest_bit(bits)
+            token = at + _lowest_bit(bits)
+            return token if token < vocab_size else 0
     return 0
 
 
@@ -239,7 +241,7 @@ def _lowest_bit(bits: int) -> int:
 
 
 @njit(cache=True)
-def _weigh(logits: int, padded: int, largest: float, temperature: float, weights: int) -> int:
+def weigh(logits: int, padded: int, largest: float, temperature: float, weights: int) -> int:
     """Write every token's weight; their sum."""
     factor = np.float32(min(1.0 / temperature, _LARGEST_RECIPROCAL))
     low = high = splat_i32(0)
@@ -269,7 +271,7 @@ def _measure(weights: int, length: int, threshold: int) -> tuple[int, int]:
 def _find_threshold(weights: int, length: int, target: int, by_mass: bool, candidates: int) -> tuple[int, int, int]:
     """The largest t such that weights >= t reach the target in number or in sum; number and sum of the weights > t.
 
-    All positive weights together must reach it. Bisects by powers of two, then the few weights that are left within one.
+    All positive weights together must reach it. Bisects by powers of two, then the weights that are left within one.
     """
     low, high = 1, LARGEST_WEIGHT + 1  # reached at low, not at high
     above, mass_above = 0, 0  # of the weights >= high that are not in the list
