@@ -39,9 +39,32 @@ def test_sixteen_requests_on_a_pool_for_four_end_as_they_would_alone(enable_pref
     preempted = run_and_see_who_is_preempted(engine)
     assert preempted
     assert "0" not in preempted  # the oldest of the highest priority
-    assert len(preempted) <= 2 * 16
     for message in messages:
         assert engine.tokens(message.request_id) == alone(message, limits), message.request_id
+
+
+def test_no_request_is_preempted_more_than_log2_of_the_pool_times() -> None:
+    """With each preemption a request waits for twice the spare room; in the end it runs only as the first."""
+    engine = Engine(small_limits(num_blocks=32, max_num_seqs=16))
+    for number in range(16):
+        engine.add(generate(str(number), prompt_of(10, number), max_tokens=100))
+    preempted = run_and_see_who_is_preempted(engine)
+    assert max(preempted.count(name) for name in preempted) <= 1 + 5
+
+
+def test_a_prompt_is_not_admitted_into_blocks_that_a_running_prompt_still_needs() -> None:
+    """The first prompt's chunks shrink with its context, so that a step has some tokens left for the second."""
+    engine = Engine(small_limits(num_blocks=22, max_num_batched_tokens=20, full_chunk_context=8))
+    engine.run(*(generate(str(number), prompt_of(48, number), max_tokens=2) for number in range(2)))
+    assert engine.scheduler.counters.num_preemptions == 0
+
+
+def test_a_prompt_is_not_admitted_into_the_next_block_of_a_running_request() -> None:
+    engine = Engine(small_limits(num_blocks=8))
+    engine.add(generate("running", prompt_of(15), max_tokens=3))
+    engine.add(generate("next", prompt_of(16, 1), max_tokens=3))
+    engine.run()
+    assert engine.scheduler.counters.num_preemptions == 0
 
 
 def test_the_newest_of_the_lowest_priority_gives_way() -> None:
