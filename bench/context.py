@@ -32,7 +32,7 @@ def run_context(
     """Measure the peaks, then one workload for each length; the setup holds the slopes, measured and predicted."""
     peaks = measure_peaks(Team(num_cores))
     path = fetch_if_missing(config.model, config.models_dir, console.print)
-    cost = model_cost(str(path), config.compute)
+    cost = model_cost(str(path), config.compute, config.quantize)
     workloads = [Workload(f"context {n}", 1, NUM_PROMPTS, n - OUTPUT_LEN, OUTPUT_LEN) for n in lengths]
     setup, results = run_workloads(config, workloads, options, console)
     for length, result in zip(lengths, results, strict=True):

@@ -29,11 +29,11 @@ class Cost:
         return (linear + pairs * self.attention_operations_per_pair / peaks.float32_gflops) / 1e9
 
 
-def model_cost(path: str, compute: str) -> Cost:
-    """The cost of the model in a file or folder; `compute` as in the configuration."""
+def model_cost(path: str, compute: str, quantize: str) -> Cost:
+    """The cost of the model in a file or folder; `compute` and `quantize` as in the configuration."""
     checkpoint = open_checkpoint(path)
     spec = checkpoint.spec
-    matrices = plan_layout(checkpoint, spec, compute).matrices
+    matrices = plan_layout(checkpoint, spec, compute, quantize).matrices
     read = [matrix for name, matrix in matrices.items() if name != "embed" or spec.tied]
     layers = [matrix for name, matrix in matrices.items() if name.startswith("layers.")]
     return Cost(

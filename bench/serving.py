@@ -26,7 +26,8 @@ from pagedserve.private_server import running_or_private
 _WARM_UP_SEED = -1
 _HTTP_VOCAB_SIZE = 40_000  # what is assumed of a server that does not tell
 _SERVER_KEYS = (
-    "compute", "block_size", "max_num_batched_tokens", "max_num_seqs", "prefix_caching", "num_speculative_tokens",
+    "compute", "quantize", "block_size", "max_num_batched_tokens", "max_num_seqs", "prefix_caching",
+    "num_speculative_tokens",
 )
 
 
