@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import njit, typeof, types
 
 from workers.kernels.activation import gelu_tanh_mul_row, gelu_tanh_row, silu_mul_row
@@ -93,9 +94,10 @@ def run(
     for the rows that sample, logits_rows at a time. step int64 [STEP_COLUMNS]; windows int64 [num_windows,
     WINDOW_COLUMNS]; partials is the team's attention scratch, work this member's own.
     """
+    no_row = np.int64(0)  # a literal 0 is another type to Numba, and all of this would be compiled twice
     for index in range(num_body):
         op, number, num_rows = ops[index], floats[index], step[NUM_TOKENS]
-        if not _run_op(op, number, 0, num_rows, step, windows, pool, control, team_size, partials, work):
+        if not _run_op(op, number, no_row, num_rows, step, windows, pool, control, team_size, partials, work):
             return False
     for first in range(0, step[NUM_SAMPLED], logits_rows):
         num_rows = min(logits_rows, step[NUM_SAMPLED] - first)
