@@ -224,7 +224,7 @@ def _pack_queries(
 def _find_chunk(
     pool: KvPool, layer: int, kv_head: int, table: int, begin: int, low: int, high: int, addresses: int
 ) -> None:
-    """Addresses of K and of V of a chunk's four sub-blocks; for those outside low … high, of one inside (never used)."""
+    """Addresses of K and of V of a chunk's four sub-blocks; outside low … high of one inside, not to be used."""
     for c in range(SUB_BLOCKS):
         token = min(max(begin + 16 * c, low // 16 * 16), (high - 1) // 16 * 16)
         place = token % pool.block_size
