@@ -51,3 +51,10 @@ def events(body: str) -> list[Any]:
     assert parts[-2:] == ["data: [DONE]", ""]
     assert all(part.startswith("data: ") for part in parts[:-1])
     return [json.loads(part[len("data: ") :]) for part in parts[:-2]]
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.api_server import free_port
 from tests.server import TINY, RunFolder, Running, command
 
 Start = Callable[..., Running]
@@ -49,6 +50,21 @@ def shared() -> Iterator[tuple[RunFolder, Running]]:
     try:
         running.wait_for("ready: ")
         yield run_folder, running
+    finally:
+        running.kill()
+        run_folder.remove()
+
+
+@pytest.fixture(scope="session")
+def api_url() -> Iterator[str]:
+    """The address of a server with HTTP and room for 16 requests at once, for all tests of the API."""
+    run_folder, port = RunFolder(), free_port()
+    arguments = ("--model", "demo", "--workers", "2", "--pool-tokens", "8192", "--http-port", str(port))
+    limits = ("--max-num-seqs", "16", "--max-num-batched-tokens", "64")
+    running = Running(command("up", *arguments, *limits), run_folder.environment)
+    try:
+        running.wait_for("ready: ")
+        yield f"http://127.0.0.1:{port}"
     finally:
         running.kill()
         run_folder.remove()
