@@ -159,8 +159,8 @@ class Engine:
         answer.logprobs += output.logprobs
         answer.finish_reason = output.finish_reason or answer.finish_reason
         answer.num_cached_tokens = max(answer.num_cached_tokens, output.num_cached_tokens)
-        answer.num_draft_tokens = max(answer.num_draft_tokens, output.num_draft_tokens)
-        answer.num_accepted_tokens = max(answer.num_accepted_tokens, output.num_accepted_tokens)
+        answer.num_draft_tokens += output.num_draft_tokens
+        answer.num_accepted_tokens += output.num_accepted_tokens
         if output.prompt_logprobs is not None:
             answer.prompt_logprobs = output.prompt_logprobs
         if output.cumulative_logprob is not None:

@@ -127,6 +127,7 @@ class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     The first record of a request carries num_cached_tokens and prompt_logprobs (its first entry is None: nothing
     precedes token 0). finish_reason is set in the last record of each sequence; `finished` in the last of the request.
+    num_draft_tokens and num_accepted_tokens are this record's own: the sum over all is the request's.
     """
 
     request_id: str
