@@ -1,4 +1,4 @@
-"""`python -m tests.kernels.isa_probe FILE`: outputs of attention and sampling, for test_isa.py to compare."""
+"""`python -m tests.kernels.isa_probe FILE`: outputs of all kernels, for test_isa.py to compare."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import sys
 
 import numpy as np
 
+from tests.kernels import test_linear as linear
 from tests.kernels.paged import Paged, Shape
 from tests.kernels.test_sample import Row, random_logits
+from workers.kernels.activation import gelu_tanh_mul_row, silu_mul_row
+from workers.kernels.norm import layer_norm_row, rms_norm_row
 from workers.kernels.simd import isa_name
 
 
@@ -26,7 +29,32 @@ def outputs() -> dict[str, np.ndarray]:
     chosen = [row.run(temperature=0.8, top_k=300, top_p=0.9, position=p, num_logprobs=20) for p in range(50)]
     arrays["sampled"] = np.array(chosen)
     arrays["logprobs"] = np.append(row.top_logprobs[:20], row.logprob)
+    return arrays | linear_outputs() | row_outputs()
+
+
+def linear_outputs() -> dict[str, np.ndarray]:
+    """Every weight type x numbers of rows that need every height of register tile."""
+    rng, arrays = np.random.default_rng(0), {}
+    n_out, n_in = 50, 160
+    for name in linear.TYPES:
+        wtype, w = linear.packed(linear.file_bytes(rng, name, n_out, n_in), name, n_out, n_in)
+        x = linear.outliers(rng, 13, n_in) / 64
+        for rows in (1, 2, 3, 4, 8, 13):
+            arrays[f"linear {name} {rows}"] = linear.run(wtype, w, x[:rows], n_out)
     return arrays
+
+
+def row_outputs() -> dict[str, np.ndarray]:
+    """Norms and activations, whose quantised forms follow from their bits."""
+    rng = np.random.default_rng(1)
+    x, weight, bias = (rng.standard_normal(100).astype(np.float32) * 4 for _ in range(3))
+    outs = np.zeros((4, 100), dtype=np.float32)
+    at = [out.ctypes.data for out in outs]
+    rms_norm_row(x.ctypes.data, 100, weight.ctypes.data, 1e-5, at[0])
+    layer_norm_row(x.ctypes.data, 100, weight.ctypes.data, bias.ctypes.data, 1e-5, at[1])
+    silu_mul_row(x.ctypes.data, weight.ctypes.data, 100, at[2])
+    gelu_tanh_mul_row(x.ctypes.data, weight.ctypes.data, 100, at[3])
+    return {"rows": outs}
 
 
 if __name__ == "__main__":

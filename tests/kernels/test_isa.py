@@ -1,4 +1,4 @@
-"""Attention and sampling compiled for each instruction set, each in a process of its own, since Numba chooses once."""
+"""All kernels compiled for each instruction set, each in a process of its own, since Numba chooses once."""
 
 from __future__ import annotations
 
