@@ -81,6 +81,11 @@ class Stream(Iterator[Delta]):
         """Whether every delta has been taken."""
         return self._request.finished and not self._request.deltas
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the request is over, however many of its deltas were taken."""
+        return self._request.finished
+
     def result(self) -> Completion:
         """Wait for the end; the whole request's text, tokens, counts and times."""
         for _ in self:
