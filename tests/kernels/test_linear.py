@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -218,3 +221,38 @@ def test_embedding_rows_are_the_dequantised_ones(name: str) -> None:
         np.testing.assert_array_equal(
             out, np.float32(1.5) * reference.dequantize(data, name, n_out, n_in)[token_id]
         )
+
+
+READ_AT_THE_END_OF_MEMORY = """
+import ctypes, mmap
+import numpy as np
+from tests.kernels import test_linear as t
+
+rng = np.random.default_rng(0)
+pages = 16
+memory = mmap.mmap(-1, (pages + 1) * mmap.PAGESIZE)
+start = np.frombuffer(memory, np.uint8).ctypes.data
+end = start + pages * mmap.PAGESIZE
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.mprotect(ctypes.c_void_p(end), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+for name in t.TYPES:
+    wtype, w = t.packed(t.file_bytes(rng, name, 16, 64), name, 16, 64)
+    for place in (0, 1):  # of the weights, of the activations
+        for rows in range(1, 14):
+            act = t.activations(rng.standard_normal((rows, 64)).astype(np.float32), wtype).view(np.uint8)
+            data = [w, act][place].reshape(-1)
+            at = end - data.nbytes
+            ctypes.memmove(at, data.ctypes.data, data.nbytes)
+            addresses = [w.ctypes.data, act.ctypes.data]
+            addresses[place] = at
+            out = np.zeros((rows, 16), np.float32)
+            t.linear_tile(
+                wtype, addresses[0], 64, 0, 1, addresses[1], t.act_row_bytes(wtype, 64), 0, rows,
+                out.ctypes.data, 16, 16, 0, 0,
+            )
+"""
+
+
+def test_nothing_is_read_beyond_the_weights_and_the_last_row() -> None:
+    """In a process of its own: where this is wrong, it is killed."""
+    subprocess.run([sys.executable, "-c", READ_AT_THE_END_OF_MEMORY], check=True, cwd=Path(__file__).parents[2])
