@@ -94,6 +94,7 @@ class Service:
         self._poller.register(self._workers_socket, zmq.POLLIN)
         self._control: Control | None = None
         self._team_segment: segments.Segment | None = None
+        self._outputs: list[tuple[bytes, SequenceTokens]] = []
         self._running = True
         self._started = time.monotonic()
         self._step_started = 0.0
@@ -118,6 +119,7 @@ class Service:
             if self._clients_socket in events:
                 self._drain(self._clients_socket, self._on_client)
             self._step(now)
+            self._send_outputs()  # while the team computes already
             self._keep_alive(now)
             self._end_stuck_step(now)
         for identity in self._team.identities():
@@ -215,14 +217,15 @@ class Service:
                 self._scheduler.fork(identity, message, now)
                 client.request_ids.add(message.new_request_id)
             elif isinstance(message, Abort):
-                outputs = self._scheduler.abort(identity, message.request_id, message.finish_reason)
-                self._send_outputs(outputs)
+                self._outputs += self._scheduler.abort(identity, message.request_id, message.finish_reason)
         except RequestError as error:
             failure = Failure(code=error.code, message=str(error), request_id=request_id, param=error.param)
             self._send_client(identity, failure)
 
-    def _send_outputs(self, outputs: list[tuple[bytes, SequenceTokens]]) -> None:
+    def _send_outputs(self) -> None:
+        """Send each client all that its requests were given since the last time, in one message."""
         by_client: dict[bytes, list[SequenceTokens]] = defaultdict(list)
+        outputs, self._outputs = self._outputs, []
         for identity, output in outputs:
             by_client[identity].append(output)
             client = self._clients.get(identity)
@@ -294,7 +297,7 @@ class Service:
                 self._num_steps += 1
                 self._step_time_s += result.step_time_s
                 self._kernel_time_s += result.kernel_time_s
-                self._send_outputs(self._scheduler.apply(result))
+                self._outputs += self._scheduler.apply(result)
 
     def _on_join(self, identity: bytes, message: Join) -> None:
         if message.protocol != PROTOCOL or self._team.has(message.worker_id):
