@@ -41,7 +41,7 @@ class Segment(shared_memory.SharedMemory):
         pass
 
 
-def _ignore(_name: Sized, _kind: str) -> None:
+def _ignore(name: Sized, rtype: str) -> None:
     pass
 
 
