@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+from numba import literally, njit
 
 from bench.team import Team
-from workers.kernels.attention import attention_tile, attention_work_bytes, combine_tile, max_partial_states
+from workers.kernels.attention import attention_tile_ahead, attention_work_bytes, combine_tile, max_partial_states
+from workers.kernels.attention_inner import COPY, NOTHING, PREFETCH
 from workers.kernels.attention_plan import (
     ITEM_BYTES,
     NUM_ROWS,
@@ -123,6 +124,21 @@ class Problem:
         return out.reshape(self.q.shape)
 
 
+class Job(NamedTuple):
+    """A problem as kernels see it: numbers and addresses. Each member has work_bytes of `work`."""
+
+    pool: KvPool
+    num_items: int
+    num_combines: int
+    plan: int
+    tables: int
+    q: int
+    out: int
+    partials: int
+    work: int
+    work_bytes: int
+
+
 def measure(shape: Shape, team: Team) -> dict[str, float]:
     """Seconds that each variant takes for one layer: "numpy" on one core, the others on the team's.
 
@@ -138,21 +154,30 @@ def measure(shape: Shape, team: Team) -> dict[str, float]:
             continue
         difference = error(problem, kernel, team)
         assert difference < TOLERANCE, f"{name} differs from dense attention by {difference}"
-        seconds[name] = team.seconds(kernel, *_arguments(problem))
+        seconds[name] = team.seconds(kernel, _job(problem))
     return seconds
 
 
 def error(problem: Problem, kernel: Callable[..., None], team: Team) -> float:
     """The largest difference of a variant's output for the first layer from dense attention's."""
     problem.out[:] = np.nan
-    team.run(kernel, 1, *_arguments(problem))
+    team.run(kernel, 1, _job(problem))
     return float(np.abs(problem.out - problem.dense(layer=0)).max())
 
 
-def _arguments(problem: Problem) -> tuple[Any, ...]:
-    arrays = problem.plan, problem.tables, problem.q, problem.out, problem.partials, problem.work
-    addresses = (int(array.ctypes.data) for array in arrays)
-    return problem.pool, problem.num_items, problem.num_combines, *addresses, problem.work.shape[1]
+def _job(problem: Problem) -> Job:
+    return Job(
+        pool=problem.pool,
+        num_items=problem.num_items,
+        num_combines=problem.num_combines,
+        plan=problem.plan.ctypes.data,
+        tables=problem.tables.ctypes.data,
+        q=problem.q.ctypes.data,
+        out=problem.out.ctypes.data,
+        partials=problem.partials.ctypes.data,
+        work=problem.work.ctypes.data,
+        work_bytes=problem.work.shape[1],
+    )
 
 
 def _numpy(repeats: int, problem: Problem, control: int, team_size: int) -> None:
@@ -162,49 +187,62 @@ def _numpy(repeats: int, problem: Problem, control: int, team_size: int) -> None
 
 
 @njit(cache=True, nogil=True)
-def _served(
-    repeats: int, pool: KvPool, num_items: int, num_combines: int, plan: int, tables: int, q: int, out: int,
-    partials: int, work: int, work_bytes: int, control: int, team_size: int,
-) -> None:
+def _served(repeats: int, job: Job, control: int, team_size: int) -> None:
     """As the server runs it: SIMD tiles, the next chunk's K and V prefetched while this one's are used."""
-    work += claim(control, _MEMBERS) * work_bytes
+    _tiles(PREFETCH, repeats, job, control, team_size)
+
+
+@njit(cache=True, nogil=True)
+def _unprefetched(repeats: int, job: Job, control: int, team_size: int) -> None:
+    """SIMD tiles, and what the machine prefetches by itself."""
+    _tiles(NOTHING, repeats, job, control, team_size)
+
+
+@njit(cache=True, nogil=True)
+def _double_buffered(repeats: int, job: Job, control: int, team_size: int) -> None:
+    """SIMD tiles, the next chunk's K and V converted to the other one of two buffers while this one's are used."""
+    _tiles(COPY, repeats, job, control, team_size)
+
+
+@njit(cache=True, nogil=True)
+def _tiles(ahead: int, repeats: int, job: Job, control: int, team_size: int) -> None:
+    """A team's work on the items of a plan, `ahead` as attention_tile_ahead takes it."""
+    pool, work = job.pool, job.work + claim(control, _MEMBERS) * job.work_bytes
     barrier(control, team_size)
     for repeat in range(repeats):
         layer = repeat * _LAYER_STRIDE % pool.num_layers
         tile = claim(control, 0)
-        while tile < num_items * NUM_KV_HEADS:
-            item = plan + tile // NUM_KV_HEADS * ITEM_BYTES
-            attention_tile(
-                pool, layer, tile % NUM_KV_HEADS, item, NUM_HEADS, 0, _SCALE, tables, q, _ROW_BYTES, out, _ROW_BYTES,
-                partials, work,
-            )
+        while tile < job.num_items * NUM_KV_HEADS:
+            item, kv_head = job.plan + tile // NUM_KV_HEADS * ITEM_BYTES, tile % NUM_KV_HEADS
+            attention_tile_ahead(
+                literally(ahead), pool, layer, kv_head, item, NUM_HEADS, 0, _SCALE, job.tables,
+                job.q, _ROW_BYTES, job.out, _ROW_BYTES, job.partials, work,
+            )  # fmt: skip
             tile = claim(control, 0)
         barrier(control, team_size)
         tile = claim(control, 0)
-        while tile < num_combines * NUM_KV_HEADS:
-            item = plan + (num_items + tile // NUM_KV_HEADS) * ITEM_BYTES
-            combine_tile(pool, tile % NUM_KV_HEADS, item, NUM_HEADS, out, _ROW_BYTES, partials, work)
+        while tile < job.num_combines * NUM_KV_HEADS:
+            item = job.plan + (job.num_items + tile // NUM_KV_HEADS) * ITEM_BYTES
+            combine_tile(pool, tile % NUM_KV_HEADS, item, NUM_HEADS, job.out, _ROW_BYTES, job.partials, work)
             tile = claim(control, 0)
         barrier(control, team_size)
 
 
 @njit(cache=True, nogil=True)
-def _scalar(
-    repeats: int, pool: KvPool, num_items: int, num_combines: int, plan: int, tables: int, q: int, out: int,
-    partials: int, work: int, work_bytes: int, control: int, team_size: int,
-) -> None:
+def _scalar(repeats: int, job: Job, control: int, team_size: int) -> None:
     """Plain loops over numbers, one query head at a time, by the same items (whole, whatever the plan splits)."""
     barrier(control, team_size)
     for repeat in range(repeats):
-        layer = repeat * _LAYER_STRIDE % pool.num_layers
+        layer = repeat * _LAYER_STRIDE % job.pool.num_layers
         tile = claim(control, 0)
-        while tile < num_items * NUM_HEADS:
-            item, head = plan + tile // NUM_HEADS * ITEM_BYTES, tile % NUM_HEADS
+        while tile < job.num_items * NUM_HEADS:
+            item, head = job.plan + tile // NUM_HEADS * ITEM_BYTES, tile % NUM_HEADS
             if read_i32(item + PARTIAL) < 0 or read_i32(item + SPLIT_BEGIN) == 0:  # of a split row, only the first item
-                table = tables + 4 * read_i32(item + TABLE_START)
+                table = job.tables + 4 * read_i32(item + TABLE_START)
                 for row in range(read_i32(item + NUM_ROWS)):
                     offset = (read_i32(item + ROW_BEGIN) + row) * _ROW_BYTES + head * HEAD_DIM * 4
-                    _scalar_head(pool, layer, head, table, read_i32(item + POSITION) + row, q + offset, out + offset)
+                    position = read_i32(item + POSITION) + row
+                    _scalar_head(job.pool, layer, head, table, position, job.q + offset, job.out + offset)
             tile = claim(control, 0)
         barrier(control, team_size)
 
@@ -236,4 +274,9 @@ def _scalar_head(pool: KvPool, layer: int, head: int, table: int, position: int,
         write_f32(out + 4 * d, sums[d] / denominator)
 
 
-VARIANTS: Mapping[str, Callable[..., None]] = {"scalar": _scalar, "served": _served}
+VARIANTS: Mapping[str, Callable[..., None]] = {
+    "scalar": _scalar,
+    "no prefetch": _unprefetched,
+    "double-buffered": _double_buffered,
+    "served": _served,
+}
