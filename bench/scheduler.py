@@ -48,7 +48,7 @@ def measure(num_requests: int, context: int, sampling: dict[str, Any]) -> dict[s
         max_model_len=context + 100_000,
         max_waiting=num_requests,
         vocab_size=VOCAB_SIZE,
-        max_mixed_prefill_tokens=8192,
+        min_mixed_prompt_tokens=8192,
         max_num_rows=max(8192, 8 * num_requests),
     )
     scheduler = Scheduler(limits)

@@ -10,6 +10,7 @@ from pagedserve.contract.messages import SAMPLE_ROW, Int32, StepPlan, pack_ids
 from pagedserve.scheduler.limits import Limits
 from pagedserve.scheduler.request import Request, Sequence, sequence_seed
 
+MAX_CHUNK_COST = 4.0  # of a step of prompts alone, in max_num_batched_tokens without context: nobody waits longer
 _NO_TOKENS: Int32 = np.empty(0, dtype=np.int32)
 
 
@@ -34,12 +35,12 @@ class Batch:
         self.num_tokens_left = limits.max_num_batched_tokens
         self.num_rows_left = limits.max_num_rows
         self._limits = limits
-        self._chunk_budget = float(limits.max_num_batched_tokens)  # for sequences more than one token behind
+        self._chunk_budget = MAX_CHUNK_COST * limits.max_num_batched_tokens  # for sequences further behind than one
         self.hashes: set[bytes] = set()  # blocks that this step computes (or begins to): nobody else need do it
 
-    def limit_chunks(self, num_tokens: int) -> None:
-        """From here on at most `num_tokens` (at their cost) for sequences that are more than one token behind."""
-        self._chunk_budget = float(num_tokens)
+    def limit_chunks(self, cost: float) -> None:
+        """From here on tokens of this cost at most for sequences that are more than one token behind."""
+        self._chunk_budget = cost
 
     def room_for_chunk(self, context: int = 0) -> int:
         """Tokens that a sequence more than one token behind, with `context` computed, can have now."""

@@ -12,10 +12,10 @@ class Limits:
     """What the scheduler may use. ConfigError names the field that is out of range.
 
     max_num_batched_tokens  tokens in one step, all sequences together
-    max_mixed_prefill_tokens  of them, how many may be prompts' while others wait for their next token: it bounds how
-                            much a long prompt can slow them
-    full_chunk_context      a prompt token with more context than this counts as context / full_chunk_context tokens of
-                            both budgets, since its attention takes that much longer
+    min_mixed_prompt_tokens  prompt tokens in a step while few sequences wait for their next token (with many the
+                            Planner allows more): it bounds how much a long prompt can slow the others
+    attention_parity        context at which a prompt token's attention takes as long as the rest of the model: behind a
+                            context of c a prompt token counts as 1 + c / attention_parity of them
     max_num_seqs            sequences that run at the same time
     max_num_rows            rows of logits in one step (0: max_num_seqs); several rows may be of one token
     max_waiting             sequences in the queue; one more is refused with queue_full
@@ -34,8 +34,8 @@ class Limits:
     sliding_window: int = 0
     enable_prefix_caching: bool = True
     num_speculative_tokens: int = 0
-    max_mixed_prefill_tokens: int = 64
-    full_chunk_context: int = 512
+    min_mixed_prompt_tokens: int = 64
+    attention_parity: int = 512
     max_num_rows: int = 0
 
     def __post_init__(self) -> None:
@@ -47,8 +47,8 @@ class Limits:
             "max_model_len",
             "max_waiting",
             "vocab_size",
-            "max_mixed_prefill_tokens",
-            "full_chunk_context",
+            "min_mixed_prompt_tokens",
+            "attention_parity",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -67,10 +67,10 @@ class Limits:
         return -(-num_tokens // self.block_size)
 
     def prompt_token_cost(self, context: int) -> float:
-        """How many tokens of a step's budget a prompt token after `context` others counts for."""
+        """The work of a prompt token after `context` others, in tokens without context."""
         if self.sliding_window:
             context = min(context, self.sliding_window)
-        return max(1.0, context / self.full_chunk_context)
+        return 1.0 + context / self.attention_parity
 
     def max_blocks_at_once(self, num_tokens: int) -> int:
         """Most blocks that a sequence of `num_tokens` tokens ever holds: fewer than all with a sliding window."""

@@ -15,6 +15,7 @@ from pagedserve.scheduler.queues import Queues
 from pagedserve.scheduler.request import Sequence, State
 
 MAX_BYPASSES = 32  # admissions past a sequence that does not fit, before room is kept for it
+PROMPT_TOKENS_PER_DECODE = 3  # about doubles a step: several tokens of a prompt cost less than as many sequences' one
 MAX_LOOKAHEAD = 32  # sequences that may be found not to fit in one step; bounds the cost of a long queue
 
 
@@ -49,7 +50,8 @@ class Planner:
             elif num_behind == 1 and sequence.state is State.RUNNING:  # else it has just been preempted
                 self._schedule(sequence, 1, batch)
         if batch.parts:
-            batch.limit_chunks(self._limits.max_mixed_prefill_tokens)
+            cost = max(self._limits.min_mixed_prompt_tokens, PROMPT_TOKENS_PER_DECODE * len(batch.parts))
+            batch.limit_chunks(cost)
         for sequence in further_behind:
             if sequence.state is State.RUNNING:
                 self._take_cached(sequence)

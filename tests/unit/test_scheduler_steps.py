@@ -47,7 +47,7 @@ def test_decoding_sequences_come_first_and_chunks_share_what_is_left() -> None:
 
 
 def test_a_chunk_beside_decoding_sequences_is_bounded() -> None:
-    engine = Engine(small_limits(max_num_batched_tokens=32, max_mixed_prefill_tokens=6))
+    engine = Engine(small_limits(max_num_batched_tokens=32, min_mixed_prompt_tokens=6))
     engine.add(generate("short", prompt_of(4)))
     engine.step()
     engine.add(generate("long", prompt_of(100, 1)))
@@ -56,34 +56,38 @@ def test_a_chunk_beside_decoding_sequences_is_bounded() -> None:
     assert lengths(engine.step()) == [32]  # nobody waits for a token any more
 
 
+def test_with_many_decoding_sequences_a_chunk_may_be_three_tokens_for_each() -> None:
+    engine = Engine(small_limits(max_num_batched_tokens=64, min_mixed_prompt_tokens=6))
+    for number in range(5):
+        engine.add(generate(str(number), prompt_of(4, number)))
+    engine.step()
+    engine.add(generate("long", prompt_of(100, 9)))
+    assert lengths(engine.step()) == [1] * 5 + [15]
+
+
 def test_one_long_prompt_among_short_ones_holds_none_of_them_up() -> None:
-    limits = small_limits(
-        max_num_batched_tokens=512,
-        max_num_seqs=32,
-        num_blocks=4000,
-        max_model_len=8000,
-        max_mixed_prefill_tokens=64,
-        vocab_size=32,
-    )
+    limits = small_limits(max_num_batched_tokens=512, max_num_seqs=32, num_blocks=4000, max_model_len=8000)
     engine = Engine(limits)
     for number in range(20):
         engine.add(generate(f"short{number}", prompt_of(8, number), max_tokens=30))
     engine.step()
     engine.add(generate("long", prompt_of(6000, 99), max_tokens=1))
+    context = 0
     for _ in range(29):
-        plan = engine.step()
-        assert lengths(plan)[:20] == [1] * 20
-        assert sum(lengths(plan)) <= 20 + 64
+        *short, chunk = lengths(engine.step())
+        assert short == [1] * 20
+        assert chunk == int(64 / (1 + context / 512))
+        context += chunk
 
 
-def test_chunks_shrink_as_their_context_grows_and_attention_takes_longer() -> None:
-    engine = Engine(small_limits(max_num_batched_tokens=32, full_chunk_context=40))
+def test_chunks_shrink_when_their_attention_would_keep_others_waiting() -> None:
+    engine = Engine(small_limits(max_num_batched_tokens=32, attention_parity=20))
     engine.add(generate("a", prompt_of(180)))
-    assert [lengths(engine.step()) for _ in range(6)] == [[32], [32], [20], [15], [12], [11]]
+    assert [lengths(engine.step()) for _ in range(6)] == [[32], [32], [30], [22], [18], [16]]
 
 
 def test_with_a_sliding_window_a_longer_context_costs_no_more() -> None:
-    engine = Engine(small_limits(max_num_batched_tokens=32, full_chunk_context=40, sliding_window=40))
+    engine = Engine(small_limits(max_num_batched_tokens=32, attention_parity=20, sliding_window=40))
     engine.add(generate("a", prompt_of(180)))
     assert [lengths(engine.step()) for _ in range(6)] == [[32]] * 5 + [[20]]
 
