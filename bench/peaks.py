@@ -13,6 +13,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from bench.team import Team
+from workers.kernels.int8_dot import dot_u8s8
 from workers.kernels.simd import I8, I32, Simd, Value, isa_name, vector
 from workers.kernels.sync import barrier, claim
 
@@ -56,7 +57,7 @@ def _dot_turns(typing_context: Any, turns: Any) -> Any:
         bytes_ = s.bitcast(s.splat(s.truncate(s.wrap(args[0]), I32)), vector(I8, 64)) & 0x7F
 
         def body(_: Value, sums: list[Value]) -> list[Value]:
-            return [s.dot_u8s8(total, bytes_, bytes_) for total in sums]
+            return [dot_u8s8(s, total, bytes_, bytes_) for total in sums]
 
         sums = s.loop(0, args[0], 1, [s.i32(chain) for chain in range(_CHAINS)], body)
         return s.lane(_total(sums), 0).llvm

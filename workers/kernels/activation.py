@@ -1,14 +1,11 @@
-"""SiLU and GELU (tanh form) of one row, alone or as the gate of a second row, to float32 or quantised activations."""
+"""SiLU and GELU (tanh form) of one row, as the gate of a second row or (GELU) alone."""
 
 from __future__ import annotations
 
 from numba import njit
 
-from workers.kernels.linear_pack import BLOCK
-from workers.kernels.linear_tiles import RECORD_BYTES
-from workers.kernels.quantize import quantize_block
 from workers.kernels.simd import Simd, Value
-from workers.kernels.vector import F32x16, emits, load_f32, load_first, store_first
+from workers.kernels.vector import F32x16, emits, load_first, store_first
 
 _GELU_SCALE = 2.0 * 0.7978845608028654  # 2 sqrt(2 / pi)
 
@@ -35,15 +32,6 @@ def silu_mul_row(gate: int, up: int, n: int, out: int) -> None:
 
 
 @njit(cache=True)
-def silu_mul_quantize_row(gate: int, up: int, n: int, out: int) -> None:
-    """quantize_row of silu_mul_row, the same bits; n a multiple of 32."""
-    for i in range(0, n, BLOCK):
-        a = silu(load_f32(gate + 4 * i)) * load_f32(up + 4 * i)
-        b = silu(load_f32(gate + 4 * i + 64)) * load_f32(up + 4 * i + 64)
-        quantize_block(out + i // BLOCK * RECORD_BYTES, a, b)
-
-
-@njit(cache=True)
 def gelu_tanh_mul_row(gate: int, up: int, n: int, out: int) -> None:
     """out = gelu(gate) * up; float32 [n] at each address; out may be gate or up."""
     for i in range(0, n, 16):
@@ -52,23 +40,7 @@ def gelu_tanh_mul_row(gate: int, up: int, n: int, out: int) -> None:
 
 
 @njit(cache=True)
-def gelu_tanh_mul_quantize_row(gate: int, up: int, n: int, out: int) -> None:
-    """quantize_row of gelu_tanh_mul_row, the same bits; n a multiple of 32."""
-    for i in range(0, n, BLOCK):
-        a = gelu_tanh(load_f32(gate + 4 * i)) * load_f32(up + 4 * i)
-        b = gelu_tanh(load_f32(gate + 4 * i + 64)) * load_f32(up + 4 * i + 64)
-        quantize_block(out + i // BLOCK * RECORD_BYTES, a, b)
-
-
-@njit(cache=True)
 def gelu_tanh_row(x: int, n: int, out: int) -> None:
     """out = gelu(x); float32 [n] at each address; out may be x."""
     for i in range(0, n, 16):
         store_first(out + 4 * i, gelu_tanh(load_first(x + 4 * i, n - i)), n - i)
-
-
-@njit(cache=True)
-def silu_row(x: int, n: int, out: int) -> None:
-    """out = silu(x); float32 [n] at each address; out may be x."""
-    for i in range(0, n, 16):
-        store_first(out + 4 * i, silu(load_first(x + 4 * i, n - i)), n - i)

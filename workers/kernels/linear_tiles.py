@@ -12,6 +12,7 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
+from workers.kernels.int8_dot import dot_s8s8, dot_u8s8, has_vnni
 from workers.kernels.linear_pack import (
     BLOCK,
     WTYPE_BF16,
@@ -136,7 +137,7 @@ def _dot_start(s: Simd, wtype: int, record: Value) -> Value:
     """MAGIC, minus the weights' zero point times the sum of the inputs."""
     if wtype == WTYPE_Q4_0:
         return s.load_splat_i32(record, START_8)
-    if wtype == WTYPE_Q8_0 and s.has_vnni:
+    if wtype == WTYPE_Q8_0 and has_vnni(s):
         return s.load_splat_i32(record, START_128)
     return s.i32(MAGIC)
 
@@ -156,6 +157,6 @@ def _input_offset(wtype: int, k: int) -> int:
 
 def _dot(s: Simd, wtype: int, dot: Value, weights: Value, inputs: Value) -> Value:
     w, x = s.bitcast(weights, vector(I8, 64)), s.bitcast(inputs, vector(I8, 64))
-    if wtype == WTYPE_Q8_0 and not s.has_vnni:
-        return s.dot_s8s8(dot, w ^ -128, x)
-    return s.dot_u8s8(dot, w, x)
+    if wtype == WTYPE_Q8_0 and not has_vnni(s):
+        return dot_s8s8(s, dot, w ^ -128, x)
+    return dot_u8s8(s, dot, w, x)

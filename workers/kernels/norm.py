@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm of one row, to float32 or straight to a quantised activation row.
+"""RMSNorm and LayerNorm of one row.
 
 Sums run over 16 lanes, element i in lane i mod 16, and the lanes are added last: one order for every row.
 """
@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from numba import njit, types
 
-from workers.kernels.linear_pack import BLOCK
-from workers.kernels.linear_tiles import RECORD_BYTES
-from workers.kernels.quantize import quantize_block
 from workers.kernels.simd import Simd, Value
 from workers.kernels.vector import (
     F32x16,
     emits,
     fma,
     lane_numbers,
-    load_f32,
     load_first,
     select_f32,
     splat_f32,
@@ -47,16 +43,6 @@ def rms_norm_row(x: int, n: int, weight: int, eps: float, out: int) -> None:
     for i in range(0, n, 16):
         v = load_first(x + 4 * i, n - i) * inverse * load_first(weight + 4 * i, n - i)
         store_first(out + 4 * i, v, n - i)
-
-
-@njit(cache=True)
-def rms_norm_quantize_row(x: int, n: int, weight: int, eps: float, out: int) -> None:
-    """quantize_row of rms_norm_row, the same bits, with nothing stored between; n a multiple of 32."""
-    inverse = _inverse_rms(x, n, eps)
-    for i in range(0, n, BLOCK):
-        a = load_f32(x + 4 * i) * inverse * load_f32(weight + 4 * i)
-        b = load_f32(x + 4 * i + 64) * inverse * load_f32(weight + 4 * i + 64)
-        quantize_block(out + i // BLOCK * RECORD_BYTES, a, b)
 
 
 @njit(cache=True)

@@ -1,8 +1,8 @@
 """SIMD for kernels: a thin layer over the LLVM builder, so that the body of an intrinsic reads like NumPy.
 
 All arithmetic is on logical vectors of 16 lanes; LLVM splits them on narrower machines. AVX-512, AVX2 and generic code
-thus do the same operations in the same order. Only `dot_u8s8` differs by instruction set: integers, exact in all.
-It never decides anything about a model, and knows no array: memory is an int64 address.
+thus do the same operations in the same order (the int8 dot product, int8_dot.py, is the exception: integers, exact in
+all). It never decides anything about a model, and knows no array: memory is an int64 address.
 """
 
 from __future__ import annotations
@@ -13,121 +13,24 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 
-LANES = 16
+from workers.kernels.simd_value import (
+    F16,
+    F32,
+    F64,
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    LANES,
+    VOID_PTR,
+    Value,
+    vector,
+)
+from workers.kernels.target import isa_name, target_features
 
-I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
-VOID_PTR = ir.IntType(8).as_pointer()
-
-
-def target_features() -> frozenset[str]:
-    """What Numba compiles for in this process: "x86_64" or "aarch64", and instruction sets as LLVM names them."""
-    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return frozenset({name[1:] for name in features.split(",") if name.startswith("+")} | {triple.split("-")[0]})
-
-
-def isa_name() -> str:
-    """What this process compiles for: "avx512" (with VNNI), "avx2" (with FMA and F16C) or "generic"."""
-    features = target_features()
-    if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni"} <= features:
-        return "avx512"
-    if {"avx2", "fma", "f16c"} <= features:
-        return "avx2"
-    return "generic"
-
-
-def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:
-    """The LLVM type of `lanes` elements."""
-    return ir.VectorType(element, lanes)
-
-
-class Value:
-    """An LLVM scalar or vector with Python's operators: + - * / on floats; + - * & | ^ << >> on integers.
-
-    `>>` is logical. Python numbers become constants of the other operand's type, in every lane. Comparisons give masks
-    for `Simd.select`; integers compare signed. `a * b + c` rounds twice: `Simd.fma` rounds once.
-    """
-
-    def __init__(self, simd: Simd, value: Any) -> None:
-        self.simd = simd
-        self.llvm = value
-
-    @property
-    def type(self) -> ir.Type:
-        """The LLVM type."""
-        return self.llvm.type
-
-    def _binary(
-        self, other: Value | int | float, float_op: str | None, int_op: str | None, swap: bool = False
-    ) -> Value:
-        left, right = self.llvm, self.simd.like(self, other).llvm
-        if swap:
-            left, right = right, left
-        op = float_op if _is_float(self.type) else int_op
-        if op is None:
-            raise TypeError(f"no such operation on {self.type}")
-        return Value(self.simd, getattr(self.simd.builder, op)(left, right))
-
-    def __add__(self, other: Value | int | float) -> Value:
-        return self._binary(other, "fadd", "add")
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Value | int | float) -> Value:
-        return self._binary(other, "fsub", "sub")
-
-    def __rsub__(self, other: Value | int | float) -> Value:
-        return self._binary(other, "fsub", "sub", swap=True)
-
-    def __mul__(self, other: Value | int | float) -> Value:
-        return self._binary(other, "fmul", "mul")
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Value | int | float) -> Value:
-        return self._binary(other, "fdiv", None)
-
-    def __rtruediv__(self, other: Value | int | float) -> Value:
-        return self._binary(other, "fdiv", None, swap=True)
-
-    def __and__(self, other: Value | int) -> Value:
-        return self._binary(other, None, "and_")
-
-    def __or__(self, other: Value | int) -> Value:
-        return self._binary(other, None, "or_")
-
-    def __xor__(self, other: Value | int) -> Value:
-        return self._binary(other, None, "xor")
-
-    def __lshift__(self, other: Value | int) -> Value:
-        return self._binary(other, None, "shl")
-
-    def __rshift__(self, other: Value | int) -> Value:
-        return self._binary(other, None, "lshr")
-
-    def _compare(self, op: str, other: Value | int | float) -> Value:
-        builder, right = self.simd.builder, self.simd.like(self, other).llvm
-        if _is_float(self.type):
-            return Value(self.simd, builder.fcmp_ordered(op, self.llvm, right))
-        return Value(self.simd, builder.icmp_signed(op, self.llvm, right))
-
-    def __lt__(self, other: Value | int | float) -> Value:
-        return self._compare("<", other)
-
-    def __le__(self, other: Value | int | float) -> Value:
-        return self._compare("<=", other)
-
-    def __gt__(self, other: Value | int | float) -> Value:
-        return self._compare(">", other)
-
-    def __ge__(self, other: Value | int | float) -> Value:
-        return self._compare(">=", other)
-
-    def equals(self, other: Value | int | float) -> Value:
-        """Mask of equal lanes (== is left to Python)."""
-        return self._compare("==", other)
+__all__ = ["F16", "F32", "F64", "I1", "I8", "I16", "I32", "I64", "LANES", "Simd", "Value", "isa_name", "vector"]
 
 
 class Simd:
@@ -136,7 +39,12 @@ class Simd:
     def __init__(self, builder: ir.IRBuilder) -> None:
         self.builder = builder
         self.isa = isa_name()
-        self._features = target_features()
+        self.features = target_features()
+
+    @property
+    def has_fma(self) -> bool:
+        """Whether `fma` rounds once; only old x86 does not."""
+        return "x86_64" not in self.features or "fma" in self.features
 
     # ---- values -------------------------------------------------------------------------------------------------
 
@@ -247,7 +155,7 @@ class Simd:
         def part() -> list[Value]:
             mask = self.lane_numbers() < self.splat(count)
             name = "llvm.masked.load.v16f32.p0"
-            return [self._call(name, type_, pointer, self.constant(I32, 1), mask, self.f32(0.0))]
+            return [self.call(name, type_, pointer, self.constant(I32, 1), mask, self.f32(0.0))]
 
         return self.branch(self.wrap(count) >= LANES, whole, part)[0]
 
@@ -259,7 +167,7 @@ class Simd:
                 self.builder.store(v.llvm, pointer.llvm, align=1)
             with part:
                 mask = self.lane_numbers() < self.splat(count)
-                self._call("llvm.masked.store.v16f32.p0", ir.VoidType(), v, pointer, self.constant(I32, 1), mask)
+                self.call("llvm.masked.store.v16f32.p0", ir.VoidType(), v, pointer, self.constant(I32, 1), mask)
 
     def stack(self, num_bytes: int) -> Value:
         """The address of `num_bytes` on the stack, a multiple of 64; they last until the function returns."""
@@ -311,7 +219,7 @@ class Simd:
 
     def f16_to_f32(self, bits: Value) -> Value:
         """The bits of float16 (an int16 vector) to float32, exactly."""
-        if "f16c" in self._features or "avx512f" in self._features:
+        if "f16c" in self.features or "avx512f" in self.features:
             half = self.builder.bitcast(bits.llvm, _with_element(bits.type, F16))
             return Value(self, self.builder.fpext(half, _with_element(bits.type, F32)))
         wide = self.extend(bits, _with_element(bits.type, I32))
@@ -324,7 +232,7 @@ class Simd:
 
     def f32_to_f16(self, v: Value) -> Value:
         """float32 to the bits of float16 (an int16 vector), nearest, ties to even; too large becomes infinite."""
-        if "f16c" in self._features or "avx512f" in self._features:
+        if "f16c" in self.features or "avx512f" in self.features:
             half = self.builder.fptrunc(v.llvm, _with_element(v.type, F16))
             return Value(self, self.builder.bitcast(half, _with_element(v.type, I16)))
         bits = self.bitcast(v, _with_element(v.type, I32))
@@ -337,9 +245,13 @@ class Simd:
         result = self.select(magnitude > 0x7F800000, ((magnitude >> 13) & 0x3FF) | 0x7E00, result)
         return self.truncate(result | ((bits >> 16) & 0x8000), _with_element(v.type, I16))
 
+    def arithmetic_shift(self, v: Value, bits: int) -> Value:
+        """Integers shifted right, the sign shifted in."""
+        return Value(self, self.builder.ashr(v.llvm, self.like(v, bits).llvm))
+
     def count_ones(self, bits: Value) -> Value:
         """How many bits of an integer are set."""
-        return self._call(f"llvm.ctpop.{_element_suffix(bits.type)}", bits.type, bits)
+        return self.call(f"llvm.ctpop.{_element_suffix(bits.type)}", bits.type, bits)
 
     # ---- arithmetic ---------------------------------------------------------------------------------------------
 
@@ -348,15 +260,15 @@ class Simd:
         b, c = self.like(a, b), self.like(a, c)
         if not self.has_fma:
             return a * b + c
-        return self._call(f"llvm.fma.{_suffix(a.type)}", a.type, a, b, c)
+        return self.call(f"llvm.fma.{_suffix(a.type)}", a.type, a, b, c)
 
     def sqrt(self, v: Value) -> Value:
         """Square root, correctly rounded."""
-        return self._call(f"llvm.sqrt.{_suffix(v.type)}", v.type, v)
+        return self.call(f"llvm.sqrt.{_suffix(v.type)}", v.type, v)
 
     def abs(self, v: Value) -> Value:
         """Absolute value of floats."""
-        return self._call(f"llvm.fabs.{_suffix(v.type)}", v.type, v)
+        return self.call(f"llvm.fabs.{_suffix(v.type)}", v.type, v)
 
     def select(self, mask: Value, a: Value, b: Value) -> Value:
         """a where the mask is set, else b (b's NaNs never leak where the mask is set)."""
@@ -405,74 +317,6 @@ class Simd:
             lanes //= 2
             v = combine(self.shuffle(v, v, range(lanes)), self.shuffle(v, v, range(lanes, 2 * lanes)))
         return self.lane(v, 0)
-
-    def dot_u8s8(self, acc: Value, u: Value, s: Value) -> Value:
-        """acc[i] + sum over j of u[4i+j] * s[4i+j]: acc int32 [16], u unsigned and s signed bytes [64]; exact.
-
-        u must be at most 127 where `has_vnni` is false.
-        """
-        if self.isa == "avx512":
-            as_i32 = [self.bitcast(v, vector(I32)) for v in (u, s)]
-            return self._call("llvm.x86.avx512.vpdpbusd.512", vector(I32), acc, *as_i32)
-        if self.has_vnni:
-            return self._by_halves(self._vpdpbusd_256, acc, u, s)
-        if self.isa == "avx2":
-            return self._by_halves(self._dot_u7s8_avx2, acc, u, s)
-        pairs = vector(I16, 32)
-        u16, s16 = self.bitcast(u, pairs), self.bitcast(s, pairs)
-        even = self._multiply_add_pairs(u16 & 0xFF, self._arithmetic_shift(s16 << 8, 8))
-        odd = self._multiply_add_pairs(u16 >> 8, self._arithmetic_shift(s16, 8))
-        return acc + even + odd
-
-    def dot_s8s8(self, acc: Value, a: Value, b: Value) -> Value:
-        """acc[i] + sum over j of a[4i+j] * b[4i+j], both signed, b at least -127; exact. Slower with VNNI."""
-        if self.isa == "avx2":
-            return self._by_halves(self._dot_s8s8_avx2, acc, a, b)
-        pairs = vector(I16, 32)
-        halves = []
-        for v in (a, b):
-            v16 = self.bitcast(v, pairs)
-            halves.append((self._arithmetic_shift(v16 << 8, 8), self._arithmetic_shift(v16, 8)))
-        (a_even, a_odd), (b_even, b_odd) = halves
-        return acc + self._multiply_add_pairs(a_even, b_even) + self._multiply_add_pairs(a_odd, b_odd)
-
-    @property
-    def has_fma(self) -> bool:
-        """Whether `fma` rounds once; only old x86 does not."""
-        return "x86_64" not in self._features or "fma" in self._features
-
-    @property
-    def has_vnni(self) -> bool:
-        """Whether dot_u8s8 is one instruction, exact for every u."""
-        return self.isa == "avx512" or "avxvnni" in self._features
-
-    def _vpdpbusd_256(self, acc: Value, u: Value, s: Value) -> Value:
-        half = vector(I32, 8)
-        return self._call("llvm.x86.avx512.vpdpbusd.256", half, acc, self.bitcast(u, half), self.bitcast(s, half))
-
-    def _dot_u7s8_avx2(self, acc: Value, u: Value, s: Value) -> Value:
-        pairs = self._call("llvm.x86.avx2.pmadd.ub.sw", vector(I16, 16), u, s)
-        ones = self.constant(vector(I16, 16), 1)
-        return acc + self._call("llvm.x86.avx2.pmadd.wd", vector(I32, 8), pairs, ones)
-
-    def _dot_s8s8_avx2(self, acc: Value, a: Value, b: Value) -> Value:
-        """|a| is unsigned, and b takes a's sign; -128 becomes 128, and two products of 128 * 127 still fit in int16."""
-        magnitude = self._call("llvm.x86.avx2.psign.b", a.type, a, a)
-        return self._dot_u7s8_avx2(acc, magnitude, self._call("llvm.x86.avx2.psign.b", b.type, b, a))
-
-    def _by_halves(self, operation: Callable[..., Value], *vectors: Value) -> Value:
-        low = operation(*(self.shuffle(v, v, range(v.type.count // 2)) for v in vectors))
-        high = operation(*(self.shuffle(v, v, range(v.type.count // 2, v.type.count)) for v in vectors))
-        return self.shuffle(low, high, range(2 * low.type.count))
-
-    def _arithmetic_shift(self, v: Value, bits: int) -> Value:
-        return Value(self, self.builder.ashr(v.llvm, self.like(v, bits).llvm))
-
-    def _multiply_add_pairs(self, a: Value, b: Value) -> Value:
-        """int16 [2n] times int16 [2n], neighbours added: int32 [n] (LLVM makes one pmaddwd of it on x86)."""
-        n = a.type.count
-        product = self.extend(a, vector(I32, n), signed=True) * self.extend(b, vector(I32, n), signed=True)
-        return self.shuffle(product, product, range(0, n, 2)) + self.shuffle(product, product, range(1, n, 2))
 
     # ---- control ------------------------------------------------------------------------------------------------
 
@@ -562,8 +406,8 @@ class Simd:
 
     def pause(self) -> None:
         """Tell the core that this is a spin loop (nothing on machines other than x86)."""
-        if "x86_64" in self._features:
-            self._call("llvm.x86.sse2.pause", ir.VoidType())
+        if "x86_64" in self.features:
+            self.call("llvm.x86.sse2.pause", ir.VoidType())
 
     def sched_yield(self) -> None:
         """Let another process run on this core."""
@@ -572,15 +416,11 @@ class Simd:
 
     # ---- LLVM ---------------------------------------------------------------------------------------------------
 
-    def _call(self, name: str, result: ir.Type, *arguments: Value) -> Value:
+    def call(self, name: str, result: ir.Type, *arguments: Value) -> Value:
+        """Call an LLVM intrinsic."""
         function_type = ir.FunctionType(result, [v.type for v in arguments])
         function = cgutils.get_or_insert_function(self.builder.module, function_type, name)
         return Value(self, self.builder.call(function, [v.llvm for v in arguments]))
-
-
-def _is_float(type_: ir.Type) -> bool:
-    element = type_.element if isinstance(type_, ir.VectorType) else type_
-    return isinstance(element, (ir.HalfType, ir.FloatType, ir.DoubleType))
 
 
 def _with_element(type_: ir.Type, element: ir.Type) -> ir.Type:
