@@ -137,6 +137,27 @@ def serve(
 
 
 @app.command()
+@configured("model", "workers", "compute", "isa")
+def api(
+    config: Config,
+    *,
+    name: Annotated[str, typer.Argument(metavar="[WORKLOAD]", help=f"One of {', '.join(PRESETS)}.")] = "conc32",
+    seed: _Seed = 1,
+    repeat: _Repeat = 3,
+    label: _Label = "",
+    json_file: _Json = None,
+) -> None:
+    """What HTTP costs: the same load over ZeroMQ and over HTTP, and the CPU of the API's process."""
+    from bench.api import print_api, run_api
+
+    (workload,) = _workloads([name], SERVE, PRESETS["conc32"], {})
+    setup, results = run_api(config, workload, Options(seed, repeat), Console(stderr=True))
+    print_api(Console(), results)
+    if json_file is not None:
+        write_json(json_file, document("api", label, setup, results))
+
+
+@app.command()
 @configured(*_SERVER_FLAGS)
 def context(
     config: Config,

@@ -63,6 +63,11 @@ class PrivateServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
+    def instance(self) -> str:
+        """Its name."""
+        return self._config.instance
+
+    @property
     def endpoint(self) -> str:
         """Where clients connect."""
         return Instance(self._config.instance).client_endpoint

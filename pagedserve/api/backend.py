@@ -15,6 +15,7 @@ from pagedserve.text.load import TextModel
 log = logging.getLogger("pagedserve.api")
 
 _RETRY_S = 0.1
+_LOOK_S = 0.5  # at whether the connection still holds
 _HOPELESS_RETRY_S = 5.0
 _STATUS_TIMEOUT_S = 2.0
 _QUICK_CHARACTERS = 2000  # a text of this length is tokenised faster than a thread is woken
@@ -86,7 +87,7 @@ class Backend:
         log.info("connected to %s, model %s", self._endpoint, client.model.name)
         try:
             while client.session.failure is None:
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(_LOOK_S)
         finally:
             self._client = None
         log.warning("connection lost: %s", client.session.failure)

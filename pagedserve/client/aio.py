@@ -169,6 +169,8 @@ class AsyncClient:
 
     async def load_text(self) -> TextModel:
         """The model's tokenizer and chat template; reads its file outside the event loop the first time."""
+        if self.session.has_text:
+            return self.session.text
         return await asyncio.to_thread(lambda: self.session.text)
 
     async def generate(

@@ -61,6 +61,11 @@ class Session:
         self._counter = itertools.count()
 
     @property
+    def has_text(self) -> bool:
+        """Whether `text` is loaded."""
+        return self._text is not None
+
+    @property
     def text(self) -> TextModel:
         """The model's tokenizer and chat template; ModelError when its file cannot be read here."""
         if self._text is None:
