@@ -108,7 +108,7 @@ def run(
     return True
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")  # else all kernels would be compiled once more, as a part of it
 def _run_op(
     op: Any,
     number: float,
