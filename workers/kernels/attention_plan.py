@@ -22,7 +22,7 @@ SPLIT_BEGIN = 16
 SPLIT_END = 20
 PARTIAL = 24  # index of the item's first partial state; -1: the item is whole and writes its output itself
 
-_TARGET_TILES = 16  # an item larger than total / 16 is cut, so that up to about eight workers end together
+_TARGET_TILES = 12  # an item larger than total / 12 is cut: shared out over six workers, and few cold starts
 _COST_PER_TOKEN = 8  # reading a token's K and V costs about as much as eight query vectors' arithmetic on them
 
 
