@@ -34,7 +34,7 @@ class Limits:
     sliding_window: int = 0
     enable_prefix_caching: bool = True
     num_speculative_tokens: int = 0
-    min_mixed_prompt_tokens: int = 64
+    min_mixed_prompt_tokens: int = 48
     attention_parity: int = 512
     max_num_rows: int = 0
 

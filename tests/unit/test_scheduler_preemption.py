@@ -54,7 +54,7 @@ def test_no_request_is_preempted_more_than_log2_of_the_pool_times() -> None:
 
 def test_a_prompt_is_not_admitted_into_blocks_that_a_running_prompt_still_needs() -> None:
     """The first prompt's chunks shrink with its context, so that a step has some tokens left for the second."""
-    engine = Engine(small_limits(num_blocks=22, max_num_batched_tokens=20, attention_parity=2))
+    engine = Engine(small_limits(num_blocks=20, max_num_batched_tokens=20, attention_parity=1))
     engine.run(*(generate(str(number), prompt_of(48, number), max_tokens=2) for number in range(2)))
     assert engine.scheduler.counters.num_preemptions == 0
 

@@ -56,13 +56,13 @@ def test_a_chunk_beside_decoding_sequences_is_bounded() -> None:
     assert lengths(engine.step()) == [32]  # nobody waits for a token any more
 
 
-def test_with_many_decoding_sequences_a_chunk_may_be_three_tokens_for_each() -> None:
+def test_with_many_decoding_sequences_a_chunk_may_be_two_tokens_for_each() -> None:
     engine = Engine(small_limits(max_num_batched_tokens=64, min_mixed_prompt_tokens=6))
     for number in range(5):
         engine.add(generate(str(number), prompt_of(4, number)))
     engine.step()
     engine.add(generate("long", prompt_of(100, 9)))
-    assert lengths(engine.step()) == [1] * 5 + [15]
+    assert lengths(engine.step()) == [1] * 5 + [10]
 
 
 def test_one_long_prompt_among_short_ones_holds_none_of_them_up() -> None:
@@ -76,7 +76,7 @@ def test_one_long_prompt_among_short_ones_holds_none_of_them_up() -> None:
     for _ in range(29):
         *short, chunk = lengths(engine.step())
         assert short == [1] * 20
-        assert chunk == int(64 / (1 + context / 512))
+        assert chunk == int(48 / (1 + context / 512))
         context += chunk
 
 
