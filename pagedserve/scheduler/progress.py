@@ -78,7 +78,7 @@ class Progress:
         request = sequence.request
         for count, token_id in enumerate(token_ids, start=1):
             sequence.tokens.append(token_id)
-            if token_id in request.stop_token_ids and sequence.num_output_tokens > request.sampling.min_tokens:
+            if token_id in request.stop_token_ids:  # never before min_tokens: they are banned until then
                 sequence.finish_reason, sequence.stop_token_id = "stop", token_id
             elif sequence.num_tokens == request.max_num_tokens:
                 sequence.finish_reason = "length"

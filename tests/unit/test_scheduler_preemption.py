@@ -86,7 +86,8 @@ def test_a_preempted_request_goes_on_from_its_cached_blocks(
     assert run_and_see_who_is_preempted(engine) == ["new"]
     assert engine.scheduler.counters.num_preemptions == 1
     assert engine.team.num_computed_tokens == 2 * (12 + 15) + num_recomputed_tokens
-    assert engine.records["new"][0].num_cached_tokens == 0  # of the prompt, when it came
+    assert engine.records["new"][0].num_cached_tokens == 0  # what it takes back was its own
+    assert engine.scheduler.counters.num_cached_tokens == 0
 
 
 def test_nothing_is_repeated_or_lost_over_a_preemption() -> None:

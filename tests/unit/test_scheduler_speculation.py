@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedserve.contract.messages import unpack_ids
+from pagedserve.contract.messages import SAMPLE_ROW, unpack_ids
 from pagedserve.scheduler.speculation import num_accepted, propose
 from tests.builders import Engine, FakeModel, generate, prompt_of, small_limits
 
@@ -79,6 +79,40 @@ def test_output_and_logprobs_are_those_without_speculation(sampling: dict[str, A
     ]
     assert logprobs[0] == logprobs[1]
     assert speculating.last("a").finish_reason == plain.last("a").finish_reason
+
+
+def test_each_draft_has_a_row_that_samples_as_if_the_drafts_before_it_were_known() -> None:
+    engine = Engine(small_limits(num_speculative_tokens=3, eos_token_ids=(30,)), REPEATING)
+    loop = [1, 2, 3, 4] * 3
+    engine.add(generate("a", loop, repetition_penalty=1.5, min_tokens=3, max_tokens=20, seed=9))
+    engine.step()
+    sampled = engine.tokens("a")
+    engine.scheduler._requests[b"client", "a"].sequences[0].tokens.values[12] = 1  # go on with the loop
+    plan = engine.scheduler.plan(engine.now)
+    assert plan is not None and len(sampled) == 1
+    rows = np.frombuffer(plan.rows, dtype=SAMPLE_ROW)
+    assert unpack_ids(plan.token_ids).tolist() == [1, 2, 3, 4]
+    assert rows["token_index"].tolist() == [0, 1, 2, 3]
+    assert rows["position"].tolist() == [13, 14, 15, 16]
+    assert rows["seed"].tolist() == [9] * 4
+    history = unpack_ids(plan.history).tolist()
+    for row, drafts in zip(rows, ([], [2], [2, 3], [2, 3, 4]), strict=True):
+        assert history[row["history_start"] : row["history_end"]] == [*loop, 1, *drafts]
+        assert row["history_prompt"] == 12
+    banned = [row["bias_end"] - row["bias_start"] for row in rows]
+    assert banned == [1, 1, 0, 0]  # output tokens 1 and 2 are before min_tokens, 3 and 4 are not
+
+
+def test_an_accepted_draft_that_ends_the_output_is_the_last_token() -> None:
+    free = run({"max_tokens": 60}, 0, prompt_of(8)).tokens("a")
+    prompt = prompt_of(8) + free[:50]  # the loop that greedy decoding goes on with
+    stop = free[52]
+    plain = run({"max_tokens": 40, "stop_token_ids": (stop,)}, 0, prompt)
+    speculating = run({"max_tokens": 40, "stop_token_ids": (stop,)}, 8, prompt)
+    assert speculating.tokens("a") == plain.tokens("a") == free[50:53]
+    assert speculating.team.num_steps == 2
+    assert speculating.last("a").stop_token_id == stop
+    assert speculating.scheduler.counters.num_generation_tokens == 3
 
 
 def test_a_text_that_repeats_itself_saves_more_than_half_the_steps() -> None:
