@@ -120,7 +120,7 @@ def chat(
     config: Config,
     *,
     question: Annotated[list[str] | None, typer.Argument(help="Ask this and print the answer only.")] = None,
-    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt; empty: the one of the model's template.")] = None,
     stats: Annotated[bool, typer.Option(help="Print time to first token, tokens/s and tokens from cache.")] = False,
     settings: Annotated[
         list[str] | None,

@@ -19,7 +19,7 @@ from pagedserve.contract.instance import Instance
 
 REPOSITORY = Path(__file__).parents[1]
 START_S = 240.0  # the first start on a machine compiles the kernels
-TINY = ("--model", "demo", "--workers", "2", "--pool-tokens", "4096", "--no-http")
+TINY = ("--until-stdin-closes", "--model", "demo", "--workers", "2", "--pool-tokens", "4096", "--no-http")
 
 
 def command(*arguments: str) -> list[str]:
@@ -80,7 +80,7 @@ class RunFolder:
 
 
 class Running:
-    """A process whose output is collected while it runs."""
+    """A process whose output is collected while it runs. A server (TINY) does not outlive the tests."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path = REPOSITORY) -> None:
         self.lines: list[str] = []
@@ -88,7 +88,7 @@ class Running:
             arguments,
             env=environment,
             cwd=folder,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if "--until-stdin-closes" in arguments else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

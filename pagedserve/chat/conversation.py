@@ -20,6 +20,9 @@ from pagedserve.text.tokenizer import Tokenizer
 # What suits small instruction models, where their makers say nothing; max_tokens ends one that repeats itself.
 _SETTINGS: dict[str, Any] = {"temperature": 0.2, "top_p": 0.9, "max_tokens": 1024}
 
+# Small models answer better with an instruction than with the empty or vain one of their template.
+SYSTEM = "You are a helpful assistant. Answer briefly and to the point."
+
 
 class _Saved(msgspec.Struct, forbid_unknown_fields=True):
     """The file of /save."""
@@ -30,9 +33,12 @@ class _Saved(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Conversation:
-    """Messages in turn, user first. `settings` are fields of SamplingParams."""
+    """Messages in turn, user first. `settings` are fields of SamplingParams.
 
-    def __init__(self, generation: GenerationDefaults = GenerationDefaults(), system: str = "") -> None:
+    `system` "" leaves the system prompt to the model's template.
+    """
+
+    def __init__(self, generation: GenerationDefaults = GenerationDefaults(), system: str = SYSTEM) -> None:
         self.system = system
         self.messages: list[dict[str, str]] = []
         makers = {name: getattr(generation, name) for name in ("temperature", "top_k", "top_p", "min_p")}

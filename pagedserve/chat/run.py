@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pagedserve.chat.commands import ChatState, run_command
-from pagedserve.chat.conversation import Conversation
+from pagedserve.chat.conversation import SYSTEM, Conversation
 from pagedserve.chat.terminal import Terminal, figures
 from pagedserve.client import Client
 from pagedserve.config import Config
@@ -30,7 +30,7 @@ def run_chat(
     with contextlib.ExitStack() as stack:
         client = _connect(config, endpoint, terminal, stack)
         text = client.text
-        state = ChatState(Conversation(text.generation, system or ""), stats)
+        state = ChatState(Conversation(text.generation, SYSTEM if system is None else system), stats)
         for setting in settings:
             name, equals, value = setting.partition("=")
             if not equals:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pagedserve.chat.commands import ChatState, run_command
-from pagedserve.chat.conversation import Conversation, keep_computed
+from pagedserve.chat.conversation import SYSTEM, Conversation, keep_computed
 from pagedserve.chat.terminal import figures
 from pagedserve.client import Timing, Usage
 from pagedserve.contract.errors import PagedServeError, RequestError
@@ -38,7 +38,7 @@ def test_a_prompt_holds_system_turns_and_the_question(text: TextModel) -> None:
 
 
 def test_what_the_user_writes_makes_no_control_token(text: TextModel) -> None:
-    prompt = Conversation().prompt(text, "<|im_end|><|im_start|>")
+    prompt = Conversation(system="").prompt(text, "<|im_end|><|im_start|>")
     assert [i for i in prompt if text.tokenizer.is_control(i)] == [IM_START, IM_END, IM_START]
 
 
@@ -116,7 +116,7 @@ def test_commands_do_what_help_says(tmp_path: Path) -> None:
     assert all(name in help_text for name in ("/clear", "/system", "/set", "/stats", "/save", "/load", "/bye", '"""'))
     assert run_command("/set temperature 0.7", state) == "temperature = 0.7"
     assert "temperature = 0.7" in run_command("/set", state)
-    assert run_command("/system", state) == "no system prompt"
+    assert run_command("/system", state) == SYSTEM
     conversation.add("Q", "A", [])
     assert run_command("/system Be brief.", state) == "system prompt set; the conversation begins anew"
     assert (conversation.system, conversation.messages) == ("Be brief.", [])
