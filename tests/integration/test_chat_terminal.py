@@ -40,11 +40,8 @@ class Terminal:
         deadline = time.monotonic() + timeout_s
         while (place := self.shown.find(text, self._seen)) < 0:
             assert time.monotonic() < deadline, f"no {text!r} in {self.shown[self._seen :]!r}"
-            if select.select([self._descriptor], [], [], 0.1)[0]:
-                try:
-                    self.shown += os.read(self._descriptor, 65536).decode(errors="replace")
-                except OSError:  # it has ended
-                    raise AssertionError(f"ended without {text!r}: {self.shown[self._seen :]!r}") from None
+            if not self._read(0.1):
+                raise AssertionError(f"ended without {text!r}: {self.shown[self._seen :]!r}")
         part = self.shown[self._seen : place]
         self._seen = place + len(text)
         return part
@@ -57,12 +54,22 @@ class Terminal:
             if pid:
                 self.pid = 0
                 return os.waitstatus_to_exitcode(status)
-            if select.select([self._descriptor], [], [], 0.05)[0]:
-                try:
-                    self.shown += os.read(self._descriptor, 65536).decode(errors="replace")
-                except OSError:
-                    continue
+            if not self._read(0.05):
+                time.sleep(0.05)
         raise AssertionError(f"still runs: {self.shown[self._seen :]!r}")
+
+    def _read(self, timeout_s: float) -> bool:
+        """Take what it shows within this time; False when it has ended."""
+        if not select.select([self._descriptor], [], [], timeout_s)[0]:
+            return True
+        try:
+            new = os.read(self._descriptor, 65536).decode(errors="replace")
+        except OSError:
+            return False
+        self.shown += new
+        for _ in range(new.count("\x1b[6n")):  # it asks where the cursor is, as a terminal can say
+            self.press("\x1b[1;1R")
+        return True
 
     def close(self) -> None:
         """End it, whatever it does."""
@@ -76,7 +83,7 @@ class Terminal:
 def terminal(shared: Shared) -> Iterator[Terminal]:
     """A chat with the shared server."""
     chat = Terminal(shared[0], "chat", "--set", "max_tokens=30", "--set", "ignore_eos=true")
-    chat.wait_for(">>> ")
+    chat.wait_for(">>>")
     yield chat
     chat.close()
 
@@ -153,9 +160,9 @@ def test_slash_commands_answer_and_wrong_ones_end_nothing(terminal: Terminal, sh
 def test_triple_quotes_begin_and_end_a_text_of_many_lines(terminal: Terminal, shared: Shared) -> None:
     file = shared[0].path / "many.json"
     terminal.press('"""one\r')
-    terminal.wait_for("... ")
+    terminal.wait_for("...")
     terminal.press("two\r")
-    terminal.wait_for("... ")
+    terminal.wait_for("...")
     terminal.press('three"""\r')
     terminal.wait_for("(cut at 30 tokens)")
     terminal.press(f"/save {file}\r")
@@ -197,7 +204,7 @@ def test_with_no_server_it_starts_one_says_so_and_leaves_nothing(folder: RunFold
 def test_when_a_chat_is_killed_its_server_ends_too(folder: RunFolder) -> None:
     chat = Terminal(folder, "chat", "--model", "demo", "--home", str(Path.home() / ".cache" / "pagedserve"))
     try:
-        chat.wait_for(">>> ", START_S)
+        chat.wait_for(">>>", START_S)
         children = psutil.Process(chat.pid).children(recursive=True)
         assert len(children) >= 3
         os.kill(chat.pid, signal.SIGKILL)
