@@ -53,6 +53,8 @@ class Backend:
 
     async def stop(self) -> None:
         """Disconnect; streams that still run end with ServerUnavailableError."""
+        if self._client is not None:
+            await self._client.close("the server is ending; try again soon")
         if self._connection is not None:
             self._connection.cancel()
             await asyncio.gather(self._connection, return_exceptions=True)

@@ -67,6 +67,24 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any
     return {"prompt": text.tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
 
+@router.get("/tokenizer_info", summary="What clients ask of a tokenizer")
+async def tokenizer_info(request: Request) -> dict[str, Any]:
+    """The texts of the tokens that begin and end a text, or null, in vLLM's shape."""
+    tokenizer = server_of(request).backend.text.tokenizer
+
+    def name(token_id: int | None) -> str | None:
+        if token_id is None:
+            return None
+        return tokenizer.token_bytes(token_id, skip_special_tokens=False).decode(errors="replace")
+
+    return {
+        "tokenizer_class": type(tokenizer).__name__,
+        "vocab_size": tokenizer.vocab_size,
+        "bos_token": name(tokenizer.bos_token_id),
+        "eos_token": name(tokenizer.eos_token_id),
+    }
+
+
 @router.get("/health", summary="200 when requests are served, else 503")
 async def health(request: Request) -> Response:
     """No body when all is well."""

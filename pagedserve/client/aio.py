@@ -229,10 +229,11 @@ class AsyncClient:
                 raise ServerUnavailableError(f"the server at {self.endpoint} is not ready after {timeout_s:g} s")
             await asyncio.sleep(0.1)
 
-    async def close(self) -> None:
-        """End live requests and disconnect."""
+    async def close(self, reason: str = "the client is closed") -> None:
+        """End live requests and disconnect; streams that are still read raise ServerUnavailableError with `reason`."""
         for request in list(self.session.live.values()):
             self.send(self.session.abort(request))
+        self._fail(ServerUnavailableError(reason))  # now: the answers to the aborts would say less
         if self._watchdog is not None:
             self._watchdog.cancel()
             await asyncio.gather(self._watchdog, return_exceptions=True)
@@ -241,7 +242,6 @@ class AsyncClient:
             self._socket.close()
             self._context.term()
             self._socket = None
-        self._fail(ServerUnavailableError("the client is closed"))
 
     async def __aenter__(self) -> AsyncClient:
         return await self.connect()

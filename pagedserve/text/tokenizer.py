@@ -53,6 +53,16 @@ class Tokenizer:
         """Number of token ids."""
         return len(self._vocabulary.token_bytes)
 
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text, if the vocabulary names one."""
+        return self._vocabulary.bos_token_id
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text, if the vocabulary names one."""
+        return self._vocabulary.eos_token_id
+
     def encode(self, text: str) -> list[int]:
         """The ids of plain text: what looks like a control token in it is text like any other."""
         return self._encode(text, self._user_defined)

@@ -172,6 +172,15 @@ def test_tokenize_and_detokenize_are_inverse(server: tuple[FakeScheduler, str]) 
     assert httpx.post(f"{url}/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": "hé"}
 
 
+def test_tokenizer_info_names_the_ends_of_a_text_or_null(server: tuple[FakeScheduler, str]) -> None:
+    assert httpx.get(f"{server[1]}/tokenizer_info").json() == {
+        "tokenizer_class": "Tokenizer",
+        "vocab_size": 259,
+        "bos_token": None,
+        "eos_token": None,
+    }
+
+
 def test_tokenize_applies_the_chat_template(server: tuple[FakeScheduler, str]) -> None:
     answer = httpx.post(f"{server[1]}/tokenize", json={"messages": MESSAGES}).json()
     text = httpx.post(f"{server[1]}/detokenize", json={"tokens": answer["tokens"]}).json()["prompt"]
