@@ -75,6 +75,18 @@ def test_beam_search_equals_its_twin(width: int, length_penalty: float, early_st
     assert [record.finished for record in records] == [False] * (width - 1) + [True]
 
 
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 4])
+def test_short_searches_equal_their_twins(max_tokens: int) -> None:
+    """Among these are searches that are over in the very step that fills max_tokens."""
+    engine = Engine(small_limits(eos_token_ids=EOS))
+    for seed in range(20):
+        prompt = prompt_of(7, seed)
+        message = generate(str(seed), prompt, beam_width=2, n=2, max_tokens=max_tokens, early_stopping=True)
+        engine.run(message)
+        expected = twin(prompt, 2, max_tokens, 1.0, True)
+        assert [engine.tokens(str(seed), index) for index in range(2)] == [output.tokens for output in expected]
+
+
 def test_the_searches_of_these_tests_end_in_every_way() -> None:
     reasons = {
         output.reason

@@ -158,12 +158,17 @@ def test_outputs_are_those_of_single_requests_with_the_mixed_seeds() -> None:
 
 
 def test_best_of_gives_the_n_outputs_with_the_best_mean_logprob_at_the_end() -> None:
-    engine = Engine()
-    sampling: dict[str, Any] = {"temperature": 1.0, "seed": 3}
+    """Some of the five outputs end early, so that the best sums are not the best means."""
+    engine = Engine(small_limits(eos_token_ids=(1, 2, 3)))
+    sampling: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 12}
     engine.run(generate("best", prompt_of(10), n=2, best_of=5, **sampling))
     engine.run(generate("all", prompt_of(10), n=5, logprobs=0, **sampling))
-    sums = {record.index: record.cumulative_logprob for record in engine.records["all"] if record.finish_reason}
-    ranking = sorted(sums, key=lambda index: -(sums[index] or 0.0))
+    sums = [0.0] * 5
+    for record in engine.records["all"]:
+        sums[record.index] += sum(entry.logprob for entry in record.logprobs)
+    means = [sums[index] / len(engine.tokens("all", index)) for index in range(5)]
+    ranking = sorted(range(5), key=lambda index: -means[index])
+    assert ranking != sorted(range(5), key=lambda index: -sums[index])
     assert [record.index for record in engine.records["best"]] == [0, 1]
     for index in range(2):
         assert engine.tokens("best", index) == engine.tokens("all", ranking[index])
