@@ -146,7 +146,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
-    stop_reason: str | int | UnsetType = UNSET
+    stop_reason: str | int | UnsetType | None = UNSET
     token_ids: tuple[int, ...] | UnsetType = UNSET
 
 

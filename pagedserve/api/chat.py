@@ -82,7 +82,7 @@ class _Writer:
                     message=AssistantMessage("assistant", output.text),
                     logprobs=self._logprobs(output),
                     finish_reason=output.finish_reason,
-                    stop_reason=output.stop,
+                    stop_reason=self._answer.stop_reason(output),
                     token_ids=output.token_ids if self._body.return_token_ids else UNSET,
                 )
                 for output in completion.outputs
@@ -120,8 +120,7 @@ class _Writer:
         if delta.finish_reason is not None:
             chunk = self._chunk(delta.index, ChatDelta())
             chunk.choices[0].finish_reason = delta.finish_reason
-            if delta.stop is not None:
-                chunk.choices[0].stop_reason = delta.stop
+            chunk.choices[0].stop_reason = self._answer.stop_reason(delta)
             yield chunk
 
     def _chunk(self, index: int, delta: ChatDelta) -> ChatChunk:

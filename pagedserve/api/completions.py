@@ -88,7 +88,7 @@ class _Writer:
             index=prompt * self._n + part.index,
             text=part.text,
             finish_reason=part.finish_reason,
-            stop_reason=part.stop,
+            stop_reason=self._answer.stop_reason(part),
         )
         is_first = choice.index not in self._begun
         self._begun.add(choice.index)

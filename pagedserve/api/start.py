@@ -12,7 +12,7 @@ from pagedserve.api.backend import Backend
 from pagedserve.api.generation import Generation
 from pagedserve.api.metrics import Metrics
 from pagedserve.api.schemas import GenerationRequest
-from pagedserve.client import AsyncStream
+from pagedserve.client import AsyncStream, Delta, Output
 from pagedserve.contract.errors import RequestError
 from pagedserve.contract.sampling import SamplingParams
 
@@ -41,12 +41,18 @@ class Answering:
 
     id: str
     model: str
+    eos_token_ids: tuple[int, ...]
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def stop_reason(self, part: Delta | Output) -> str | int | None:
+        """The stop string or token that ended an output; None for the model's own end of text, as in vLLM."""
+        return None if part.stop in self.eos_token_ids else part.stop
 
 
 def answering(request: Request, prefix: str) -> Answering:
     """The names of a new answer; its id is made of the request's X-Request-Id."""
-    return Answering(f"{prefix}-{request.state.request_id}", server_of(request).backend.client.model.name)
+    model = server_of(request).backend.client.model
+    return Answering(f"{prefix}-{request.state.request_id}", model.name, model.eos_token_ids)
 
 
 async def start(

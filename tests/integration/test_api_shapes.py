@@ -187,3 +187,14 @@ def test_clients_that_leave_the_queue_disturb_nobody_who_runs(api_url: str) -> N
     assert eventually(lambda: is_idle(api_url), 1.0)
     assert answers[3] == answer(3)
     assert answers[15] == answer(15)
+
+
+def test_the_end_of_text_is_no_stop_reason_and_a_stop_token_is(api_url: str) -> None:
+    def ended_by(token_id: int) -> tuple[str, int | None]:
+        """The end of an output in which this token is as good as certain."""
+        body = {"prompt": "x", "max_tokens": 4, "logit_bias": {str(token_id): 100}, "stop_token_ids": [33]}
+        (choice,) = httpx.post(f"{api_url}/v1/completions", json=body).json()["choices"]
+        return choice["finish_reason"], choice["stop_reason"]
+
+    assert ended_by(257) == ("stop", None)
+    assert ended_by(33) == ("stop", 33)

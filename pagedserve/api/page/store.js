@@ -2,7 +2,8 @@
 
 const KEY = "pagedserve.conversations";
 // As in `pagedserve chat`: what suits small instruction models; max_tokens ends one that repeats itself.
-const DEFAULTS = { system: "", temperature: "0.2", top_p: "0.9", top_k: "", min_p: "", repetition_penalty: "", max_tokens: "1024", seed: "" };
+const SYSTEM = "You are a helpful assistant. Answer briefly and to the point.";
+const DEFAULTS = { system: SYSTEM, temperature: "0.2", top_p: "0.9", top_k: "", min_p: "", repetition_penalty: "", max_tokens: "1024", seed: "" };
 
 let state = load();
 
