@@ -35,7 +35,7 @@ from workers.kernels.sync import barrier, claim
 from workers.kernels.vector import read_f16, read_f32, read_i32, write_f32
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16  # SmolLM2-135M's
-_POOL_BYTES = 192 << 20  # more than a third-level cache
+_POOL_BYTES = 384 << 20  # so much more than a third-level cache that it hardly helps
 _LAYER_STRIDE = 7  # a repetition reads every seventh layer, so that no two neighbours help each other
 _MEMBERS = 7  # the counter that gives each member its number
 _SCALE = HEAD_DIM**-0.5

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -61,7 +62,7 @@ def print_kernels(console: Console, setup: Mapping[str, Any], results: Sequence[
         f"values, float16 pool; linear: {linear.N_IN} inputs, {linear.N_OUT} outputs; one layer, from memory"
     )
     for kernel, columns in (("attention", ("context", "batch", "query_len", "variant")), ("linear", ("type", "rows"))):
-        table = Table(title=kernel, title_justify="left")
+        table = Table(title=kernel, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         headings = (column.replace("query_len", "queries") for column in columns)
         for heading in (*headings, "µs", "GB/s", "of peak", "GOP/s", "of peak"):
             table.add_column(heading, justify="right", no_wrap=True)

@@ -19,7 +19,7 @@ from workers.kernels.sync import barrier, claim
 N_IN, N_OUT = 576, 1536  # gate, up: the most frequent shape in SmolLM2-135M
 TYPES = (TensorType.Q4_0, TensorType.Q4_1, TensorType.Q8_0, TensorType.F16, TensorType.BF16, TensorType.F32)
 ROWS = (1, 2, 4, 8, 16, 64, 256, 512)
-_WEIGHT_BYTES = 192 << 20  # of all copies of the layer: more than a third-level cache
+_WEIGHT_BYTES = 384 << 20  # of all copies of the layer: so much more than a third-level cache that it hardly helps
 _ROWS_PER_TILE, _PANELS_PER_TILE = 128, 6
 
 Bytes = npt.NDArray[np.uint8]

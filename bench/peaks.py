@@ -19,7 +19,7 @@ from workers.kernels.sync import barrier, claim
 
 _CHAINS = 12 if isa_name() == "avx512" else 5  # sums side by side: more than latency x units, fewer than registers
 _TURNS = 100_000
-_PREFETCH_BYTES = 4096
+_PREFETCH_BYTES = 2048
 _READ_BYTES = 384 << 20  # much more than any cache here
 _STEP_BYTES = 512  # read in one turn
 
@@ -84,7 +84,7 @@ def _multiply_add_turns(typing_context: Any, turns: Any) -> Any:
 
 @intrinsic
 def _read_bytes(typing_context: Any, begin: Any, num_bytes: Any) -> Any:
-    """Read memory, _STEP_BYTES a turn, asking for what comes a page later."""
+    """Read memory, _STEP_BYTES a turn, asking for what comes half a page later."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         s = Simd(builder)

@@ -25,7 +25,8 @@ class Team:
 
     def seconds(self, kernel: Callable[..., Any], *arguments: Any, rounds: int = _ROUNDS) -> float:
         """Seconds of one repetition, in the quickest of some rounds: what disturbs only ever adds time."""
-        repeats, spent = 1, self.run(kernel, 1, *arguments)  # compiles, and warms up
+        self.run(kernel, 1, *arguments)  # compiles
+        repeats, spent = 1, self.run(kernel, 1, *arguments)
         while spent < _SHORTEST_S:
             repeats = max(2 * repeats, int(repeats * 1.2 * _SHORTEST_S / max(spent, 1e-6)))
             spent = self.run(kernel, repeats, *arguments)
