@@ -110,9 +110,7 @@ class Tab:
 
     def resize(self, width: int, height: int, *, phone: bool = False) -> None:
         """Set the window's size in CSS pixels."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone
-        )
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
 
     def screenshot(self, path: Path) -> None:
         """Write a PNG of what the window shows."""

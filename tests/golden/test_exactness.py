@@ -27,7 +27,9 @@ Bits = list[tuple[list[int], list[Any]]]
 def params(index: int, max_tokens: int = OUTPUT) -> SamplingParams:
     drawn = {"temperature": 0.9, "top_p": 0.95, "seed": index, "repetition_penalty": 1.1, "presence_penalty": 0.3}
     greedy = {"temperature": 0.0}
-    return sampling_params({"max_tokens": max_tokens, "ignore_eos": True, "logprobs": 3, **(drawn if index % 2 else greedy)})
+    return sampling_params(
+        {"max_tokens": max_tokens, "ignore_eos": True, "logprobs": 3, **(drawn if index % 2 else greedy)}
+    )
 
 
 def bits(answers: list[list[Answer]]) -> Bits:
