@@ -41,7 +41,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "f32"], Meta(description="auto: int8 activations on quantised weights; f32: float32 throughout")
     ] = "auto"
     quantize: Annotated[
-        Literal["none", "q8_0", "q4_0"], Meta(description="what float weights become at load; none: they stay as they are")
+        Literal["none", "q8_0", "q4_0"], Meta(description="what float weights become at load; none: they stay")
     ] = "none"
     isa: Annotated[
         Literal["auto", "avx512", "avx2", "generic"],
