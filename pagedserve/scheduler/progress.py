@@ -86,9 +86,7 @@ class Progress:
                 return token_ids[:count]
         return token_ids
 
-    def _deliver(
-        self, sequence: Sequence, token_ids: list[int], row: int, results: Results, outputs: Outputs
-    ) -> None:
+    def _deliver(self, sequence: Sequence, token_ids: list[int], row: int, results: Results, outputs: Outputs) -> None:
         self._counters.num_generation_tokens += len(token_ids)
         logprobs: list[TokenLogprobs] = []
         if sequence.request.num_logprobs >= 0:

@@ -70,18 +70,26 @@ class Expected:
 class SchedulerWalk(RuleBasedStateMachine):
     """Clients add, fork and abort; a team runs steps, runs them twice, or is lost in the middle."""
 
+    enable_prefix_caching = True
+    sliding_window = 0
+
     @initialize(
         num_blocks=st.sampled_from([11, 11, 14, 40]),
         block_size=st.sampled_from([2, 2, 4]),
         max_num_batched_tokens=st.sampled_from([4, 10, 32]),
-        enable_prefix_caching=st.booleans(),
         num_speculative_tokens=st.sampled_from([0, 3]),
-        sliding_window=st.sampled_from([0, 0, 5]),
         memory=st.sampled_from([0, 0, 2]),
     )
     def start(self, memory: int, **limits: int) -> None:
         self.limits = small_limits(
-            max_num_seqs=4, max_model_len=50, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,), max_waiting=6, **limits
+            max_num_seqs=4,
+            max_model_len=50,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=(EOS,),
+            max_waiting=6,
+            enable_prefix_caching=self.enable_prefix_caching,
+            sliding_window=self.sliding_window,
+            **limits,
         )
         self.model = FakeModel(VOCAB_SIZE, self.limits.sliding_window, memory)
         self.engine = Engine(self.limits, self.model)
@@ -223,11 +231,23 @@ class SchedulerWalk(RuleBasedStateMachine):
         assert state["num_free_blocks"] + state["num_cached_blocks"] == self.limits.num_blocks
 
 
-SchedulerWalk.TestCase.settings = settings(
-    max_examples=150,
-    stateful_step_count=40,
+class WalkWithoutCache(SchedulerWalk):
+    enable_prefix_caching = False
+
+
+class WalkWithWindow(SchedulerWalk):
+    sliding_window = 5
+
+
+SETTINGS = settings(
+    max_examples=400,
+    stateful_step_count=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
+for walk in (SchedulerWalk, WalkWithoutCache, WalkWithWindow):
+    walk.TestCase.settings = SETTINGS
 test_any_walk_keeps_the_promises_and_the_tokens = SchedulerWalk.TestCase
+test_any_walk_without_prefix_cache_does = WalkWithoutCache.TestCase
+test_any_walk_with_a_sliding_window_does = WalkWithWindow.TestCase

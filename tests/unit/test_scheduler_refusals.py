@@ -90,9 +90,7 @@ def test_prompts_that_are_no_token_ids_are_refused(prompt: bytes, reason: str) -
         ("min_tokens", {"beam_width": 2, "min_tokens": 2, "stop_token_ids": (1, 2, 3, 4)}),
     ],
 )
-def test_sampling_that_cannot_be_done_is_refused_by_the_name_of_its_field(
-    param: str, sampling: dict[str, Any]
-) -> None:
+def test_sampling_that_cannot_be_done_is_refused_by_the_name_of_its_field(param: str, sampling: dict[str, Any]) -> None:
     message = Generate(
         request_id="a",
         prompt_token_ids=b"\1\0\0\0",
