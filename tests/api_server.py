@@ -17,21 +17,25 @@ from pagedserve.api.app import create_app
 from pagedserve.api.server import HttpServer
 from pagedserve.config import Config
 
+# Patient, since tests run on busy machines; and without connections that a later test could find dead.
+http = httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
+
 
 @contextlib.contextmanager
-def serving(endpoint: str, *, wait: bool = True, **settings: Any) -> Iterator[str]:
+def serving(endpoint: str, *, wait: bool = True, send_buffer_bytes: int = 0, **settings: Any) -> Iterator[str]:
     """The base URL of a running API. `settings` are Config's; with `wait` it is connected when it is given."""
     server = HttpServer(create_app(Config(**settings), endpoint))
     loop = asyncio.new_event_loop()
     with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.closing(loop):
+        if send_buffer_bytes:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)  # connections inherit it
         thread = threading.Thread(target=loop.run_until_complete, args=(server.serve([listening]),))
         thread.start()
         try:
             _wait_until(lambda: server.started)
             url = f"http://127.0.0.1:{listening.getsockname()[1]}"
             if wait:
-                with httpx.Client(base_url=url) as client:
-                    _wait_until(lambda: client.get("/health").status_code == 200)
+                _wait_until(lambda: http.get(f"{url}/health").status_code == 200)
             yield url
         finally:
             loop.call_soon_threadsafe(server.stop)

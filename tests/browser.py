@@ -48,7 +48,7 @@ class Tab:
         number = next(self._ids)
         self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
         while True:
-            message = json.loads(self._socket.recv(timeout=30))
+            message = json.loads(self._socket.recv(timeout=60))
             if message.get("id") == number:
                 assert "error" not in message, message
                 result: dict[str, Any] = message["result"]
@@ -66,7 +66,7 @@ class Tab:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def wait(self, condition: str, timeout_s: float = 15.0) -> None:
+    def wait(self, condition: str, timeout_s: float = 30.0) -> None:
         """Wait until an expression is true."""
         deadline = time.monotonic() + timeout_s
         while not self.evaluate(f"Boolean({condition})"):
@@ -148,7 +148,7 @@ def browsing(folder: Path) -> Iterator[Tab]:
     )
     try:
         port = _debugging_port(profile / "DevToolsActivePort", browser)
-        (page,) = [t for t in httpx.get(f"http://127.0.0.1:{port}/json").json() if t["type"] == "page"]
+        (page,) = [t for t in httpx.get(f"http://127.0.0.1:{port}/json", timeout=60).json() if t["type"] == "page"]
         with connect(page["webSocketDebuggerUrl"], max_size=None, compression=None) as socket:
             yield Tab(socket)
     finally:

@@ -88,6 +88,7 @@ class FakeScheduler:
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.bind(self.endpoint)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

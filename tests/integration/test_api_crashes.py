@@ -9,14 +9,14 @@ import httpx
 import psutil
 import pytest
 
-from tests.api_server import events, free_port
+from tests.api_server import events, free_port, http
 from tests.server import RunFolder, Running, eventually
 
 BODY = {"prompt": "Once upon a time", "max_tokens": 600, "temperature": 0.8, "seed": 5, "ignore_eos": True}
 
 
 @pytest.fixture
-def http(start: Callable[..., Running]) -> tuple[Running, str]:
+def server(start: Callable[..., Running]) -> tuple[Running, str]:
     """A server of this test's own, and its address."""
     port = free_port()
     running = start("--model", "demo", "--workers", "2", "--pool-tokens", "65536", "--http-port", str(port))
@@ -24,12 +24,12 @@ def http(start: Callable[..., Running]) -> tuple[Running, str]:
     return running, f"http://127.0.0.1:{port}"
 
 
-def test_a_stream_outlives_scheduler_and_workers(http: tuple[Running, str]) -> None:
-    running, url = http
-    expected = httpx.post(f"{url}/v1/completions", json=BODY, timeout=60).json()["choices"][0]["text"]
+def test_a_stream_outlives_scheduler_and_workers(server: tuple[Running, str]) -> None:
+    running, url = server
+    expected = http.post(f"{url}/v1/completions", json=BODY).json()["choices"][0]["text"]
     for victim in ("workers", "pagedserve.scheduler"):
         text, killed = "", False
-        with httpx.stream("POST", f"{url}/v1/completions", json={**BODY, "stream": True}, timeout=60) as response:
+        with http.stream("POST", f"{url}/v1/completions", json={**BODY, "stream": True}) as response:
             body = ""
             for part in response.iter_text():
                 body += part
@@ -39,45 +39,45 @@ def test_a_stream_outlives_scheduler_and_workers(http: tuple[Running, str]) -> N
         text = "".join(chunk["choices"][0]["text"] for chunk in events(body))
         assert killed
         assert text == expected, victim
-        assert eventually(lambda: httpx.get(f"{url}/health").status_code == 200, 60)
+        assert eventually(lambda: http.get(f"{url}/health").status_code == 200, 60)
 
 
-def test_a_killed_api_is_started_again_and_its_requests_free_their_blocks(http: tuple[Running, str]) -> None:
-    running, url = http
+def test_a_killed_api_is_started_again_and_its_requests_free_their_blocks(server: tuple[Running, str]) -> None:
+    running, url = server
 
     def ask() -> None:
         with pytest.raises(httpx.TransportError):
-            httpx.post(f"{url}/v1/completions", json={**BODY, "max_tokens": 3000}, timeout=60)
+            http.post(f"{url}/v1/completions", json={**BODY, "max_tokens": 3000})
 
     asking = threading.Thread(target=ask)
     asking.start()
-    assert eventually(lambda: httpx.get(f"{url}/status").json()["num_running"] > 0, 10)
+    assert eventually(lambda: http.get(f"{url}/status").json()["num_running"] > 0, 10)
     api: psutil.Process = running.child("pagedserve.api")
     api.kill()
     asking.join()
 
     def is_back_and_idle() -> bool:
         try:
-            return bool(httpx.get(f"{url}/status").json().get("num_referenced_blocks") == 0)
+            return bool(http.get(f"{url}/status").json().get("num_referenced_blocks") == 0)
         except httpx.TransportError:
             return False
 
     assert eventually(is_back_and_idle, 10)
     assert running.child("pagedserve.api").pid != api.pid
-    assert httpx.post(f"{url}/v1/completions", json=BODY, timeout=60).status_code == 200
+    assert http.post(f"{url}/v1/completions", json=BODY).status_code == 200
 
 
-def test_the_server_ends_in_order_while_http_clients_stream(http: tuple[Running, str], folder: RunFolder) -> None:
-    running, url = http
+def test_the_server_ends_in_order_while_http_clients_stream(server: tuple[Running, str], folder: RunFolder) -> None:
+    running, url = server
     bodies: list[str] = []
 
     def stream() -> None:
         body = {**BODY, "max_tokens": 3500, "n": 16, "stream": True}
-        bodies.append(httpx.post(f"{url}/v1/completions", json=body, timeout=60).text)
+        bodies.append(http.post(f"{url}/v1/completions", json=body).text)
 
     streaming = threading.Thread(target=stream)
     streaming.start()
-    assert eventually(lambda: httpx.get(f"{url}/status").json()["num_generation_tokens"] > 50, 10)
+    assert eventually(lambda: http.get(f"{url}/status").json()["num_generation_tokens"] > 50, 10)
     assert running.end(timeout_s=5.0) == 0
     streaming.join()
     *_, last = events(bodies[0])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import httpx
 import pytest
+
+from tests.api_server import http
 
 TASK = """
 task: likelier
@@ -44,6 +45,6 @@ def test_its_scores_are_the_sums_of_our_logprobs(api_url: str, tmp_path: Path, m
             (args for args in sample["arguments"]), sample["resps"], strict=True
         ):
             body = {"prompt": context + continuation, "max_tokens": 0, "echo": True, "logprobs": 1}
-            (choice,) = httpx.post(f"{api_url}/v1/completions", json=body).json()["choices"]
+            (choice,) = http.post(f"{api_url}/v1/completions", json=body).json()["choices"]
             ours = sum(choice["logprobs"]["token_logprobs"][len(context) :])
             assert float(loglikelihood) == pytest.approx(ours, abs=1e-4)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.api_server import http
 from tests.server import eventually
 
 
@@ -43,7 +44,7 @@ def test_vllm_bench_serve_gets_a_time_for_each_token_and_the_counts(
     api_url: str, path: str, extra: dict[str, Any]
 ) -> None:
     body = {
-        "model": httpx.get(f"{api_url}/v1/models").json()["data"][0]["id"],
+        "model": http.get(f"{api_url}/v1/models").json()["data"][0]["id"],
         "temperature": 0.0,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -52,7 +53,7 @@ def test_vllm_bench_serve_gets_a_time_for_each_token_and_the_counts(
     }
     headers = {"Authorization": "Bearer None", "x-request-id": "bench-1"}
     num_with_choices, usage = 0, {}
-    with httpx.stream("POST", api_url + path, json=body, headers=headers) as response:
+    with http.stream("POST", api_url + path, json=body, headers=headers) as response:
         assert response.status_code == 200
         for chunk in chunks(response):
             if chunk.get("choices"):
@@ -78,7 +79,7 @@ def test_lm_evaluation_harness_reads_the_loglikelihood_of_a_continuation(api_url
             "seed": 1234,
             "echo": True,
         }
-        answer = httpx.post(f"{api_url}/v1/completions", json=body, headers={"Authorization": "Bearer none"}).json()
+        answer = http.post(f"{api_url}/v1/completions", json=body, headers={"Authorization": "Bearer none"}).json()
         results = []
         for choice in sorted(answer["choices"], key=lambda choice: choice["index"]):
             logprobs = choice["logprobs"]
@@ -90,7 +91,7 @@ def test_lm_evaluation_harness_reads_the_loglikelihood_of_a_continuation(api_url
             results.append((sum(logprobs["token_logprobs"][own]), is_greedy))
         return results
 
-    greedy = httpx.post(
+    greedy = http.post(
         f"{api_url}/v1/completions",
         json={"prompt": "The sky is", "max_tokens": 1, "temperature": 0, "return_token_ids": True},
     ).json()
@@ -112,7 +113,7 @@ def test_lm_evaluation_harness_generates_until_a_stop(api_url: str) -> None:
         "stop": ["\x00", "e"],
         "seed": 1234,
     }
-    answer = httpx.post(f"{api_url}/v1/completions", json=body).json()
+    answer = http.post(f"{api_url}/v1/completions", json=body).json()
     assert all("e" not in choice["text"] for choice in answer["choices"])
 
 
@@ -132,7 +133,7 @@ def leave_after(url: str, body: dict[str, Any], num_bytes: int, wait_s: float) -
 
 def status(url: str) -> dict[str, Any]:
     """The server's own account."""
-    result: dict[str, Any] = httpx.get(f"{url}/status").json()
+    result: dict[str, Any] = http.get(f"{url}/status").json()
     return result
 
 
@@ -167,7 +168,7 @@ def test_clients_that_leave_the_queue_disturb_nobody_who_runs(api_url: str) -> N
 
     def answer(i: int) -> str:
         body = {"prompt": f"runner {i}", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
-        return str(httpx.post(f"{api_url}/v1/completions", json=body, timeout=120).json()["choices"][0]["text"])
+        return str(http.post(f"{api_url}/v1/completions", json=body).json()["choices"][0]["text"])
 
     answers: dict[int, str] = {}
     runners = [threading.Thread(target=lambda i=i: answers.update({i: answer(i)})) for i in range(16)]
@@ -193,7 +194,7 @@ def test_the_end_of_text_is_no_stop_reason_and_a_stop_token_is(api_url: str) -> 
     def ended_by(token_id: int) -> tuple[str, int | None]:
         """The end of an output in which this token is as good as certain."""
         body = {"prompt": "x", "max_tokens": 4, "logit_bias": {str(token_id): 100}, "stop_token_ids": [33]}
-        (choice,) = httpx.post(f"{api_url}/v1/completions", json=body).json()["choices"]
+        (choice,) = http.post(f"{api_url}/v1/completions", json=body).json()["choices"]
         return choice["finish_reason"], choice["stop_reason"]
 
     assert ended_by(257) == ("stop", None)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from pagedserve.contract.messages import Generate, SequenceTokens, TokenLogprobs, unpack_ids
-from tests.api_server import events, serving
+from tests.api_server import events, http, serving
 from tests.fake_scheduler import FakeScheduler, byte_steps
 
 MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"}]
@@ -38,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeSched
 @pytest.fixture
 def post(server: tuple[FakeScheduler, str]) -> Any:
     """Posts a body; the response."""
-    return lambda **body: httpx.post(f"{server[1]}/v1/chat/completions", json={"messages": MESSAGES, **body})
+    return lambda **body: http.post(f"{server[1]}/v1/chat/completions", json={"messages": MESSAGES, **body})
 
 
 def last_prompt(server: tuple[FakeScheduler, str]) -> str:
@@ -162,18 +161,18 @@ def test_messages_that_cannot_be_read_are_named(post: Any, messages: Any, param:
 
 def test_tokenize_and_detokenize_are_inverse(server: tuple[FakeScheduler, str]) -> None:
     url = server[1]
-    answer = httpx.post(f"{url}/tokenize", json={"prompt": "hé", "return_token_strs": True}).json()
+    answer = http.post(f"{url}/tokenize", json={"prompt": "hé", "return_token_strs": True}).json()
     assert answer == {
         "count": 3,
         "max_model_len": 4096,
         "tokens": [104, 195, 169],
         "token_strs": ["h", "\ufffd", "\ufffd"],
     }
-    assert httpx.post(f"{url}/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": "hé"}
+    assert http.post(f"{url}/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": "hé"}
 
 
 def test_tokenizer_info_names_the_ends_of_a_text_or_null(server: tuple[FakeScheduler, str]) -> None:
-    assert httpx.get(f"{server[1]}/tokenizer_info").json() == {
+    assert http.get(f"{server[1]}/tokenizer_info").json() == {
         "tokenizer_class": "Tokenizer",
         "vocab_size": 259,
         "bos_token": None,
@@ -182,8 +181,8 @@ def test_tokenizer_info_names_the_ends_of_a_text_or_null(server: tuple[FakeSched
 
 
 def test_tokenize_applies_the_chat_template(server: tuple[FakeScheduler, str]) -> None:
-    answer = httpx.post(f"{server[1]}/tokenize", json={"messages": MESSAGES}).json()
-    text = httpx.post(f"{server[1]}/detokenize", json={"tokens": answer["tokens"]}).json()["prompt"]
+    answer = http.post(f"{server[1]}/tokenize", json={"messages": MESSAGES}).json()
+    text = http.post(f"{server[1]}/detokenize", json={"tokens": answer["tokens"]}).json()["prompt"]
     assert text == "<|im_start|>system\n" + RENDERED
 
 
@@ -199,5 +198,5 @@ def test_tokenize_applies_the_chat_template(server: tuple[FakeScheduler, str]) -
 def test_the_tokenizers_endpoints_refuse_by_field(
     server: tuple[FakeScheduler, str], path: str, body: dict[str, Any], param: str
 ) -> None:
-    response = httpx.post(f"{server[1]}/{path}", json=body)
+    response = http.post(f"{server[1]}/{path}", json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
 from pagedserve.contract.messages import Generate, SequenceTokens, TokenLogprobs, pack_ids, unpack_ids
-from tests.api_server import events, serving
+from tests.api_server import events, http, serving
 from tests.fake_scheduler import FakeScheduler, byte_steps
 
 TEXT = "Grüße!"
@@ -54,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeSched
 @pytest.fixture
 def post(server: tuple[FakeScheduler, str]) -> Any:
     """Posts a body; the response."""
-    return lambda **body: httpx.post(f"{server[1]}/v1/completions", json=body)
+    return lambda **body: http.post(f"{server[1]}/v1/completions", json=body)
 
 
 def test_the_answer_is_openais_object(post: Any) -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from pagedserve.contract.messages import Abort, Failure, Generate
-from tests.api_server import events, serving
+from tests.api_server import events, http, serving
 from tests.fake_scheduler import FakeScheduler, byte_steps
 
 COMPLETION = {"prompt": "hi"}
@@ -51,14 +51,14 @@ def test_every_error_has_openais_body(scheduler: FakeScheduler) -> None:
 
 def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(scheduler: FakeScheduler) -> None:
     with serving(scheduler.endpoint) as url:
-        response = httpx.post(f"{url}/v1/completions", json={"prompt": "x" * 4090, "max_tokens": 7})
+        response = http.post(f"{url}/v1/completions", json={"prompt": "x" * 4090, "max_tokens": 7})
         assert refusal(response) == (400, "context_length_exceeded", "prompt", "invalid_request_error")
         message = response.json()["error"]["message"]
         assert "maximum context length is 4096 tokens" in message
         assert "4097 were requested (4090 in the prompt, 7 in the output)" in message
-        assert httpx.post(f"{url}/v1/completions", json={"prompt": "x" * 4090, "max_tokens": 6}).status_code == 200
+        assert http.post(f"{url}/v1/completions", json={"prompt": "x" * 4090, "max_tokens": 6}).status_code == 200
         messages = [{"role": "user", "content": "x" * 5000}]
-        response = httpx.post(f"{url}/v1/chat/completions", json={"messages": messages})
+        response = http.post(f"{url}/v1/chat/completions", json={"messages": messages})
         assert refusal(response)[:3] == (400, "context_length_exceeded", "messages")
         assert len(scheduler.of_kind(Generate)) == 1
 
@@ -66,7 +66,7 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(scheduler: Fak
 def test_a_million_characters_are_refused_in_under_two_seconds(scheduler: FakeScheduler) -> None:
     with serving(scheduler.endpoint) as url:
         started = time.monotonic()
-        response = httpx.post(f"{url}/v1/completions", json={"prompt": "a b\n" * 250_000})
+        response = http.post(f"{url}/v1/completions", json={"prompt": "a b\n" * 250_000})
         assert refusal(response)[1] == "context_length_exceeded"
         assert "1000000 in the prompt" in response.json()["error"]["message"]
         assert time.monotonic() - started < 2
@@ -80,16 +80,16 @@ def test_a_body_beyond_the_limit_is_refused_announced_or_not(scheduler: FakeSche
 
     with serving(scheduler.endpoint, http_max_body_bytes=50_000) as url:
         expected = (413, "body_too_large", None, "invalid_request_error")
-        assert refusal(httpx.post(f"{url}/v1/completions", json={"prompt": "x" * 60_000})) == expected
+        assert refusal(http.post(f"{url}/v1/completions", json={"prompt": "x" * 60_000})) == expected
         headers = {"Content-Type": "application/json"}
-        assert refusal(httpx.post(f"{url}/v1/completions", content=chunks(), headers=headers)) == expected
-        assert httpx.post(f"{url}/v1/completions", json=COMPLETION).status_code == 200
+        assert refusal(http.post(f"{url}/v1/completions", content=chunks(), headers=headers)) == expected
+        assert http.post(f"{url}/v1/completions", json=COMPLETION).status_code == 200
 
 
 def test_a_full_queue_is_429_and_says_when_to_come_back(scheduler: FakeScheduler) -> None:
     scheduler.refusal = Failure(code="queue_full", message="the queue is full", request_id="r0")
     with serving(scheduler.endpoint) as url:
-        response = httpx.post(f"{url}/v1/completions", json={**COMPLETION, "stream": True})
+        response = http.post(f"{url}/v1/completions", json={**COMPLETION, "stream": True})
         assert refusal(response) == (429, "queue_full", None, "rate_limit_error")
         assert response.headers["retry-after"] == "1"
 
@@ -98,7 +98,7 @@ def test_a_refusal_by_the_scheduler_names_the_field_as_the_client_knows_it(sched
     text = "prompt_token_ids must be within [0, 258], got 300"
     scheduler.refusal = Failure(code="invalid_value", message=text, request_id="r0", param="prompt_token_ids")
     with serving(scheduler.endpoint) as url:
-        response = httpx.post(f"{url}/v1/completions", json={"prompt": [300]})
+        response = http.post(f"{url}/v1/completions", json={"prompt": [300]})
         assert refusal(response)[:3] == (400, "invalid_value", "prompt")
         assert response.json()["error"]["message"] == "prompt must be within [0, 258], got 300"
 
@@ -109,7 +109,7 @@ def test_a_request_that_takes_too_long_is_ended(tmp_path: Path, stream: bool) ->
         FakeScheduler(tmp_path / "s", byte_steps(b"abc"), hold_after=1) as scheduler,
         serving(scheduler.endpoint, http_request_timeout_s=1) as url,
     ):
-        response = httpx.post(f"{url}/v1/completions", json={**COMPLETION, "stream": stream})
+        response = http.post(f"{url}/v1/completions", json={**COMPLETION, "stream": stream})
         assert len(scheduler.of_kind(Abort)) == 1
         if stream:
             assert response.status_code == 200
@@ -136,18 +136,18 @@ def test_with_a_key_everything_but_health_needs_it(scheduler: FakeScheduler) -> 
 def test_cors_is_off_unless_configured(scheduler: FakeScheduler) -> None:
     origin = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
     with serving(scheduler.endpoint) as url:
-        assert "access-control-allow-origin" not in httpx.get(f"{url}/version", headers=origin).headers
+        assert "access-control-allow-origin" not in http.get(f"{url}/version", headers=origin).headers
     settings: dict[str, Any] = {"http_cors_origins": "https://a.example, https://b.example", "http_api_key": "k"}
     with serving(scheduler.endpoint, **settings) as url:
-        preflight = httpx.options(f"{url}/v1/completions", headers=origin)
+        preflight = http.options(f"{url}/v1/completions", headers=origin)
         assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-origin"] == "https://a.example"
         headers = {"Origin": "https://c.example"}
-        assert "access-control-allow-origin" not in httpx.get(f"{url}/version", headers=headers).headers
+        assert "access-control-allow-origin" not in http.get(f"{url}/version", headers=headers).headers
 
 
 def test_the_page_forbids_foreign_content_and_serves_no_other_files(scheduler: FakeScheduler) -> None:
     with serving(scheduler.endpoint) as url:
-        assert "default-src 'self'" in httpx.get(f"{url}/").headers["content-security-policy"]
+        assert "default-src 'self'" in http.get(f"{url}/").headers["content-security-policy"]
         for path in ("/page/../app.py", "/page/%2e%2e/app.py", "/?file=../app.py", "/page/"):
-            assert "create_app" not in httpx.get(url + path).text
+            assert "create_app" not in http.get(url + path).text

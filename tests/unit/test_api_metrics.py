@@ -7,14 +7,14 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagedserve.contract.messages import Status
-from tests.api_server import serving
+from tests.api_server import http, serving
 from tests.fake_scheduler import FakeScheduler, byte_steps
+from tests.server import eventually
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = {"model_name": "demo"}
@@ -53,7 +53,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 def samples(url: str) -> dict[tuple[str, str], float]:
     """All samples: (name, the labels but the model's, written out) -> value."""
     values = {}
-    for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
+    for family in text_string_to_metric_families(http.get(f"{url}/metrics").text):
         for sample in family.samples:
             assert sample.labels["model_name"] == "demo"
             labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "model_name")
@@ -81,7 +81,7 @@ def test_the_schedulers_figures_have_vllms_names(url: str) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_is_counted_once_in_each_histogram(url: str, stream: bool) -> None:
     body = {"prompt": "abc", "stream": stream}
-    assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
+    assert http.post(f"{url}/v1/completions", json=body).status_code == 200
     values = samples(url)
     for name in (
         "time_to_first_token_seconds",
@@ -96,13 +96,13 @@ def test_a_request_is_counted_once_in_each_histogram(url: str, stream: bool) -> 
 
 
 def test_a_refused_request_is_counted_in_no_histogram(url: str) -> None:
-    assert httpx.post(f"{url}/v1/completions", json={"prompt": "a", "n": 0}).status_code == 400
-    assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
+    assert http.post(f"{url}/v1/completions", json={"prompt": "a", "n": 0}).status_code == 400
+    assert http.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
     assert samples(url)["vllm:e2e_request_latency_seconds_count", ""] == 1
 
 
 def test_every_metric_of_the_dashboard_exists(url: str) -> None:
-    httpx.post(f"{url}/v1/completions", json={"prompt": "abc"})
+    http.post(f"{url}/v1/completions", json={"prompt": "abc"})
     names = {name for name, _ in samples(url)}
     dashboard = json.loads((REPOSITORY / "configs" / "grafana-dashboard.json").read_text())
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
@@ -113,20 +113,24 @@ def test_every_metric_of_the_dashboard_exists(url: str) -> None:
 
 
 def test_status_tells_the_pools_blocks_and_the_ttfts_since(url: str) -> None:
-    httpx.post(f"{url}/v1/completions", json={"prompt": "abc"})
-    status = httpx.get(f"{url}/status?blocks=true").json()
+    http.post(f"{url}/v1/completions", json={"prompt": "abc"})
+    status = http.get(f"{url}/status?blocks=true").json()
     assert status["block_states"] == "0123" * 16
     ((at, seconds),) = status["ttft"]
     assert 0 < seconds < 5
-    assert httpx.get(f"{url}/status?since={at}").json()["ttft"] == []
+    assert http.get(f"{url}/status?since={at}").json()["ttft"] == []
 
 
 def test_each_answer_has_one_line_of_json_in_the_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    def lines() -> list[dict[str, object]]:
+        all_lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "pagedserve.access"]
+        return [line for line in all_lines if line["path"] != "/health"]
+
     with caplog.at_level(logging.INFO, "pagedserve.access"):
-        httpx.post(f"{url}/v1/completions", json={"prompt": "abc"}, headers={"X-Request-Id": "mine-1"})
-        httpx.get(f"{url}/nowhere")
-    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "pagedserve.access"]
-    first, second = (line for line in lines if line["path"] != "/health")
+        http.post(f"{url}/v1/completions", json={"prompt": "abc"}, headers={"X-Request-Id": "mine-1"})
+        http.get(f"{url}/nowhere")
+        assert eventually(lambda: len(lines()) == 2, 10)  # a line is written once its answer is out
+    first, second = lines()
     assert first.pop("duration_ms") > 0
     assert first == {
         "request_id": "mine-1",
@@ -142,9 +146,9 @@ def test_each_answer_has_one_line_of_json_in_the_log(url: str, caplog: pytest.Lo
 
 
 def test_a_request_id_is_honoured_or_made(url: str) -> None:
-    response = httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": "mine-1"})
+    response = http.post(f"{url}/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": "mine-1"})
     assert response.headers["x-request-id"] == "mine-1"
     assert response.json()["id"] == "cmpl-mine-1"
     for useless in ("", "x" * 129, "two words"):
-        made = httpx.get(f"{url}/version", headers={"X-Request-Id": useless}).headers["x-request-id"]
+        made = http.get(f"{url}/version", headers={"X-Request-Id": useless}).headers["x-request-id"]
         assert len(made) == 32

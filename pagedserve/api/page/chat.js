@@ -97,7 +97,7 @@ async function answer(conversation) {
       tokens: usage?.completion_tokens,
       cached: usage?.prompt_tokens_details?.cached_tokens,
       prompt: usage?.prompt_tokens,
-      rate: usage && seconds > firstSeconds ? (usage.completion_tokens - 1) / (seconds - firstSeconds) : null,
+      rate: usage && rate(usage.completion_tokens, firstSeconds, seconds),
       first: firstSeconds,
       finish,
     };
@@ -110,6 +110,11 @@ async function answer(conversation) {
     show();
     $("spoken").textContent = node.content;
   }
+}
+
+// Tokens a second after the first; of the whole where that was too short for the browser's clock to tell.
+function rate(tokens, firstSeconds, seconds) {
+  return seconds - firstSeconds > 0.05 ? (tokens - 1) / (seconds - firstSeconds) : tokens / seconds;
 }
 
 function stop() {

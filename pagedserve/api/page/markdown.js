@@ -45,8 +45,9 @@ function blocks(lines, parent, depth) {
     } else if (line.includes("|") && /^[\s|:-]*-[\s|:-]*$/.test(lines[i + 1] ?? "") && lines[i + 1].includes("|")) {
       i = table(lines, i, parent);
     } else {
-      const paragraph = [line.trim()];
-      for (i++; i < lines.length && lines[i].trim() && !startsBlock(lines[i]); i++) paragraph.push(lines[i].trim());
+      // Indentation is kept: small models forget to fence their code.
+      const paragraph = [line.trimEnd()];
+      for (i++; i < lines.length && lines[i].trim() && !startsBlock(lines[i]); i++) paragraph.push(lines[i].trimEnd());
       parent.append(inline(element("p"), paragraph.join("\n")));
     }
   }
@@ -149,11 +150,7 @@ function inline(parent, text, depth = 0) {
 }
 
 function plain(parent, text) {
-  const lines = text.split("\n");
-  lines.forEach((line, i) => {
-    if (i) parent.append(element("br"));
-    if (line) parent.append(line);
-  });
+  if (text) parent.append(text);
 }
 
 function link(label, target, whole, depth) {
