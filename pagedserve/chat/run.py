@@ -11,7 +11,7 @@ import msgspec
 
 from pagedserve.chat.commands import ChatState, run_command
 from pagedserve.chat.conversation import SYSTEM, Conversation
-from pagedserve.chat.terminal import Terminal, figures
+from pagedserve.chat.terminal import Terminal, figures, interrupts
 from pagedserve.client import Client
 from pagedserve.config import Config
 from pagedserve.contract.errors import PagedServeError, RequestError, ServerUnavailableError
@@ -40,7 +40,8 @@ def run_chat(
             _answer(client, state, terminal, question)
         else:
             terminal.tell(f"{client.model.name}. /help for help, Ctrl-D to leave.")
-            _talk(client, state, terminal)
+            with interrupts():  # between an answer's end and the next line Ctrl-C means nothing
+                _talk(client, state, terminal)
 
 
 def _talk(client: Client, state: ChatState, terminal: Terminal) -> None:

@@ -56,7 +56,7 @@ class Terminal:
         """Print an answer as it comes; its text, as far as it came until its end or Ctrl-C."""
         text = ""
         spinner = itertools.cycle(_FRAMES) if self.output_is_terminal else None
-        with _interrupts() as interrupted:
+        with interrupts() as interrupted:
             stopping = False
             while not stream.finished:
                 if interrupted() and not stopping:
@@ -102,8 +102,8 @@ def figures(usage: Usage, timing: Timing) -> str:
 
 
 @contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C sets a flag instead of raising, so that it cannot hit the middle of reading a message."""
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C sets a flag instead of raising, so that it cannot hit the middle of reading a message; gives the flag."""
     seen = False
 
     def note(_number: int, _frame: FrameType | None) -> None:

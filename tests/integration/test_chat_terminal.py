@@ -128,12 +128,13 @@ def test_a_conversation_streams_and_its_second_turn_comes_from_the_cache(termina
     terminal.wait_for("figures on")
     terminal.press("tell me something long enough to fill a few blocks of the pool\r")
     terminal.wait_for("(cut at 30 tokens)")
-    terminal.wait_for("(0 from cache)")
+    terminal.wait_for("first token after")
+    num_prompt_tokens = int(re.findall(r"(\d+) tokens of prompt", terminal.wait_for(" of answer]"))[0])
     terminal.press("and more\r")
     terminal.wait_for("(cut at 30 tokens)")
     terminal.wait_for("tokens of prompt (")
     cached = int(re.findall(r"\d+", terminal.wait_for(" from cache)"))[0])
-    assert cached >= 64
+    assert cached > num_prompt_tokens - 16  # of the answer nothing here: the demo model writes bytes that are no text
     terminal.press("\x04")
     assert terminal.end() == 0
 
@@ -178,8 +179,7 @@ def test_ctrl_c_stops_the_answer_only_and_frees_its_blocks_within_a_second(termi
         assert eventually(lambda: client.status().num_running == 1, 10.0)
         time.sleep(0.3)
         terminal.press("\x03")
-        assert eventually(lambda: client.status().num_running == 0, 1.0)
-        assert client.status().num_referenced_blocks == 0
+        assert eventually(lambda: client.status().num_referenced_blocks == 0, 1.0)
     terminal.wait_for("(stopped)")
     terminal.press("/set max_tokens 5\r")
     terminal.wait_for("max_tokens = 5")
