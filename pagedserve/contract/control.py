@@ -14,7 +14,8 @@ _WORDS_A_LINE = 16  # int32 words of a 64-byte cache line: no two control words 
 ABORT = 0 * _WORDS_A_LINE
 ARRIVED = 1 * _WORDS_A_LINE
 GENERATION = 2 * _WORDS_A_LINE
-COUNTERS = 3 * _WORDS_A_LINE  # one line each; an operation claims its tiles from one of them
+SLEEPERS = 3 * _WORDS_A_LINE
+COUNTERS = 4 * _WORDS_A_LINE  # one line each; an operation claims its tiles from one of them
 NUM_COUNTERS = 8
 CONTROL_BYTES = 4096
 
@@ -31,7 +32,7 @@ class Control:
 
     def reset(self) -> None:
         """Make the words ready for a new step. Only when no worker is inside a step."""
-        self._words[ARRIVED] = 0
+        self._words[ARRIVED] = self._words[SLEEPERS] = 0
         for counter in range(NUM_COUNTERS):
             self._words[COUNTERS + counter * _WORDS_A_LINE] = 0
         self._words[ABORT] = 0

@@ -94,7 +94,7 @@ def test_reset_readies_all_control_words_but_the_generation() -> None:
     assert words[control.ABORT] == 1
     hand.reset()
     counters = [words[control.COUNTERS + 16 * i] for i in range(control.NUM_COUNTERS)]
-    assert [words[control.ABORT], words[control.ARRIVED], *counters] == [0] * 10
+    assert [words[control.ABORT], words[control.ARRIVED], words[control.SLEEPERS], *counters] == [0] * 11
     assert words[control.GENERATION] == 7
 
 

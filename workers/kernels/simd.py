@@ -409,10 +409,27 @@ class Simd:
         if "x86_64" in self.features:
             self.call("llvm.x86.sse2.pause", ir.VoidType())
 
-    def sched_yield(self) -> None:
-        """Let another process run on this core."""
-        function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(I32, []), "sched_yield")
-        self.builder.call(function, [])
+    def futex_wait(self, address: Any, expected: Any, timeout_ns: int) -> None:
+        """Sleep while the int32 at an address has the expected value, at most so long, until `futex_wake`.
+
+        Linux's futex(2) on memory that processes share. It may return early.
+        """
+        timeout = self.stack(16)  # struct timespec
+        self.store(timeout, self.i64(0))
+        self.store(timeout, self.i64(timeout_ns), 8)
+        self._futex(address, 0, self.extend(self.wrap(expected), I64), timeout)
+
+    def futex_wake(self, address: Any) -> None:
+        """Wake all that sleep at an address."""
+        self._futex(address, 1, self.i64(2**31 - 1), self.i64(0))
+
+    def _futex(self, address: Any, operation: int, value: Value, timeout: Value) -> None:
+        number = {"x86_64": 202, "aarch64": 98}[next(a for a in ("x86_64", "aarch64") if a in self.features)]
+        function_type = ir.FunctionType(I64, [I64], var_arg=True)
+        function = cgutils.get_or_insert_function(self.builder.module, function_type, "syscall")
+        zero = self.i64(0)
+        words = (self.i64(number), self.wrap(address), self.i64(operation), value, timeout, zero, zero)
+        self.builder.call(function, [word.llvm for word in words])
 
     # ---- LLVM ---------------------------------------------------------------------------------------------------
 

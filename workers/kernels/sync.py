@@ -1,22 +1,31 @@
 """How the processes of a team step together: claim tiles from a counter, meet at a barrier.
 
 A barrier's last arriver clears all tile counters, so every operation starts from tile 0. Who waits spins briefly, then
-yields its core at every look; the abort flag ends the wait when a member has died.
+sleeps until it is woken: where other programs want the cores too, a spinning member would take them from the one that
+it waits for. The abort flag ends the wait when a member has died.
 """
 
 from __future__ import annotations
 
 from numba import njit
 
-from workers.kernels.vector import atomic_add_i32, load_acquire_i32, pause, sched_yield, store_release_i32
+from workers.kernels.vector import (
+    atomic_add_i32,
+    futex_wait,
+    futex_wake,
+    load_acquire_i32,
+    pause,
+    store_release_i32,
+)
 
-_SPINS_BEFORE_YIELD = 20_000  # some 0.2 ms: longer than an even step's waits, short beside a scheduler's time slice
+_SPINS = 4_000  # some 50 us: longer than an even operation's waits, and than a sleep costs
 
 # Byte offsets of the control words, as in pagedserve/contract/control.py (a test holds them together).
 ABORT = 0
 ARRIVED = 64
 GENERATION = 128
-COUNTERS = 192
+SLEEPERS = 192
+COUNTERS = 256
 NUM_COUNTERS = 8
 _LINE = 64
 
@@ -35,14 +44,20 @@ def barrier(control: int, team_size: int) -> bool:
         for counter in range(NUM_COUNTERS):
             store_release_i32(control + COUNTERS + _LINE * counter, 0)
         store_release_i32(control + ARRIVED, 0)
-        store_release_i32(control + GENERATION, (generation + 1) & 0x3FFFFFFF)
+        # A full fence: whoever is counted as a sleeper after this sees the new generation.
+        atomic_add_i32(control + GENERATION, 1)
+        if load_acquire_i32(control + SLEEPERS) != 0:
+            futex_wake(control + GENERATION)
         return True
     spins = 0
     while load_acquire_i32(control + GENERATION) == generation:
         if load_acquire_i32(control + ABORT) != 0:
             return False
-        pause()
-        spins += 1
-        if spins > _SPINS_BEFORE_YIELD:
-            sched_yield()
+        if spins < _SPINS:
+            pause()
+            spins += 1
+        else:
+            atomic_add_i32(control + SLEEPERS, 1)
+            futex_wait(control + GENERATION, generation)
+            atomic_add_i32(control + SLEEPERS, -1)
     return True

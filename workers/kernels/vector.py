@@ -272,7 +272,13 @@ def pause(simd: Simd) -> None:
     simd.pause()
 
 
-@emits(types.void)
-def sched_yield(simd: Simd) -> None:
-    """In a spin loop: let another process run."""
-    simd.sched_yield()
+@emits(types.void, _address, types.int32)
+def futex_wait(simd: Simd, address: Value, expected: Value) -> None:
+    """Sleep while the int32 at an address has the expected value, 5 ms at most; another process wakes us."""
+    simd.futex_wait(address, expected, 5_000_000)
+
+
+@emits(types.void, _address)
+def futex_wake(simd: Simd, address: Value) -> None:
+    """Wake all processes that sleep at an address."""
+    simd.futex_wake(address)
