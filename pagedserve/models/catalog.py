@@ -161,7 +161,7 @@ def pull(name: str, models_dir: Path, report: Report = print) -> Path:
         open_checkpoint(path)
         folder = models_dir / folder_name(path.stem if path.is_file() else path.name)
         if servable(folder) not in (None, folder / path.name):
-            raise ModelError(f"model {folder.name} exists already; remove it with: pagedserve pull rm {folder.name}")
+            raise ModelError(f"model {folder.name} exists already; remove it with: pagedserve rm {folder.name}")
         _into(folder, lambda staging: (staging / path.name).symlink_to(path.resolve()))
     result = servable(folder)
     if result is None:

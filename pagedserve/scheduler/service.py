@@ -111,13 +111,13 @@ class Service:
         """Poll sockets and process handles, feed the core, send what it says."""
         while self._running:
             events = dict(self._poller.poll(POLL_MS))
-            now = time.monotonic()
             if self._workers_socket in events:
                 self._drain(self._workers_socket, self._on_worker)
             for handle in [fd for fd in events if isinstance(fd, int)]:
                 self._on_worker_death(self._pidfds.pop(handle), handle)
             if self._clients_socket in events:
                 self._drain(self._clients_socket, self._on_client)
+            now = time.monotonic()  # after the requests that have just come
             self._step(now)
             self._send_outputs()  # while the team computes already
             self._keep_alive(now)
