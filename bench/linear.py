@@ -95,7 +95,8 @@ def _layers(
             panel, row = tile % panel_tiles * _PANELS_PER_TILE, tile // panel_tiles * _ROWS_PER_TILE
             row_end = min(row + _ROWS_PER_TILE, num_rows)
             linear_tile(
-                wtype, w, N_IN, panel, panel + _PANELS_PER_TILE, x, x_row_bytes, row, row_end, out, N_OUT, N_OUT, 0, 0
-            )
+                wtype, w, N_IN, panel, panel + _PANELS_PER_TILE,
+                x, x_row_bytes, row, row_end, out, N_OUT, N_OUT, 0, 0, 1
+            )  # fmt: skip
             tile = claim(control, 0)
         barrier(control, team_size)

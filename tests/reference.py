@@ -39,8 +39,8 @@ def dequantize(data: Bytes, type_name: str, n_out: int, n_in: int) -> Floats:
 
 
 def quantize_rows(x: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
-    """int8 [rows, blocks, 32] and scale [rows, blocks] of activations [rows, n_in]."""
-    blocks = x.reshape(len(x), -1, 32)
+    """int8 [rows, halves, 16] and scale [rows, halves] of activations [rows, n_in]."""
+    blocks = x.reshape(len(x), -1, 16)
     largest = np.abs(blocks).max(axis=-1)
     scale = largest / np.float32(127)
     with np.errstate(divide="ignore"):
@@ -49,7 +49,7 @@ def quantize_rows(x: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
 
 
 def linear(x: Floats, weights: Floats, *, quantized: bool) -> npt.NDArray[np.float64]:
-    """x [rows, n_in] times weights [n_out, n_in] in float64; `quantized`: of x as int8 blocks. [rows, n_out]."""
+    """x [rows, n_in] times weights [n_out, n_in] in float64; `quantized`: of x as int8. [rows, n_out]."""
     if quantized:
         q, scale = quantize_rows(x)
         x64 = (q.astype(np.float64) * scale[..., None]).reshape(x.shape)

@@ -91,7 +91,7 @@ def plan_arena(setup: Setup, layout: WeightLayout) -> tuple[dict[str, int], int]
         "gate_up": 4 * tokens * (2 if spec.gated else 1) * spec.intermediate_size,
         "activated": 4 * tokens * spec.intermediate_size,
         "output": 4 * tokens * spec.hidden_size,
-        "q_hidden": tokens * act_row_bytes(WTYPE_Q8_0, spec.hidden_size),
+        "q_hidden": max(tokens, 2 * LOGITS_ROWS) * act_row_bytes(WTYPE_Q8_0, spec.hidden_size),  # 2: the head's terms
         "q_attention": tokens * act_row_bytes(WTYPE_Q8_0, attention_width),
         "q_activated": tokens * act_row_bytes(WTYPE_Q8_0, spec.intermediate_size),
         "logits": 4 * LOGITS_ROWS * (-(-spec.embedding_rows // 16) * 16),

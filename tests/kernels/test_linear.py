@@ -16,7 +16,7 @@ from tests import reference
 from workers.kernels import linear_pack as pack
 from workers.kernels.embedding import embed_row
 from workers.kernels.linear import GELU_TANH, PASS_ROWS, SILU, gated_tile, linear_tile
-from workers.kernels.quantize import act_row_bytes, quantize_row
+from workers.kernels.quantize import act_row_bytes, quantize_row, quantize_row_twice
 
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0")
 Array = npt.NDArray[Any]
@@ -74,7 +74,7 @@ def run(
             linear_tile(
                 wtype, w.ctypes.data, n_in, panel, min(num_panels, panel + panels_at_once), act.ctypes.data,
                 act_row_bytes(wtype, n_in), row, min(rows, row + rows_at_once), out.ctypes.data, out.shape[1], n_out,
-                0 if bias is None else bias.ctypes.data, 0 if residual is None else out.ctypes.data,
+                0 if bias is None else bias.ctypes.data, 0 if residual is None else out.ctypes.data, 1,
             )  # fmt: skip
     assert (out[:, n_out:] == 7).all(), "columns beyond n_out were written"
     return out[:, :n_out].copy()
@@ -178,9 +178,39 @@ def test_padding_of_the_last_panel_is_never_nan(name: str) -> None:
     act = activations(rng.standard_normal((2, n_in)).astype(np.float32), wtype)
     linear_tile(
         wtype, dirty.ctypes.data, n_in, 0, 1, act.ctypes.data, act_row_bytes(wtype, n_in), 0, 2,
-        out.ctypes.data, 16, 16, 0, 0,
+        out.ctypes.data, 16, 16, 0, 0, 1,
     )  # fmt: skip
     np.testing.assert_array_equal(out[:, n_out:], 0)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0"])
+def test_two_terms_leave_nearly_nothing_of_the_activations_rounding(name: str) -> None:
+    rows, n_out, n_in = PASS_ROWS, 50, 96
+    rng = np.random.default_rng(6)
+    data = file_bytes(rng, name, n_out, n_in)
+    wtype, w = packed(data, name, n_out, n_in)
+    x = outliers(rng, rows, n_in)
+    row_bytes = act_row_bytes(wtype, n_in)
+    act = np.zeros((rows, 2 * row_bytes), dtype=np.uint8)
+    for row, target in zip(x, act, strict=True):
+        quantize_row_twice(row.ctypes.data, n_in, target.ctypes.data)
+    np.testing.assert_array_equal(act[:, :row_bytes], activations(x, wtype))
+    outs = []
+    for rows_at_once in (1, 7, rows):
+        out = np.zeros((rows, n_out), dtype=np.float32)
+        for row in range(0, rows, rows_at_once):
+            linear_tile(
+                wtype, w.ctypes.data, n_in, 0, 4, act.ctypes.data, row_bytes, row, min(rows, row + rows_at_once),
+                out.ctypes.data, n_out, n_out, 0, 0, 2,
+            )  # fmt: skip
+        outs.append(out)
+    np.testing.assert_array_equal(outs[1], outs[0])
+    np.testing.assert_array_equal(outs[2], outs[0])
+    weights = reference.dequantize(data, name, n_out, n_in)
+    exact = reference.linear(x, weights, quantized=False)
+    # A number is off by at most half a step of the second term: 1 / (2 * 254 * 127) of its half's largest.
+    largest = np.abs(x).max(axis=-1, keepdims=True)
+    assert (np.abs(outs[0] - exact) <= largest / 60_000 * np.abs(weights).sum(axis=-1)).all()
 
 
 @pytest.mark.parametrize("kind", [SILU, GELU_TANH])
@@ -248,7 +278,7 @@ for name in t.TYPES:
             out = np.zeros((rows, 16), np.float32)
             t.linear_tile(
                 wtype, addresses[0], 64, 0, 1, addresses[1], t.act_row_bytes(wtype, 64), 0, rows,
-                out.ctypes.data, 16, 16, 0, 0,
+                out.ctypes.data, 16, 16, 0, 0, 1,
             )
 """
 

@@ -12,7 +12,14 @@ from workers.kernels.quantize import act_row_bytes, quantize_row
 from workers.kernels.rope import PAIR_ADJACENT, PAIR_HALVES, rope_head
 
 RECORD = np.dtype(
-    [("q", "i1", (32,)), ("scale", "<f4"), ("scaled_sum", "<f4"), ("start_8", "<i4"), ("start_128", "<i4")]
+    [
+        ("q", "i1", (2, 16)),
+        ("scale", "<f4", (2,)),
+        ("start_8", "<i4", (2,)),
+        ("start_128", "<i4", (2,)),
+        ("scaled_sum", "<f4"),
+        ("unused", "<i4"),
+    ]
 )
 
 
@@ -27,14 +34,15 @@ def test_quantised_records_are_exactly_the_twins() -> None:
     rng = np.random.default_rng(0)
     x = (rng.standard_normal(32 * 200) * 10.0 ** rng.integers(-20, 20, 32 * 200)).astype(np.float32)
     x[:32] = 0
-    x[32:64] = np.linspace(-127, 127, 32)  # scale 1: halves are rounded to even
+    x[32:48] = np.append(np.arange(-7.5, 7), 127)  # scale 1: ties are rounded to even
     x[64] = 1e38
     records = quantized(x)
-    q, scale = reference.quantize_rows(x[None])
-    np.testing.assert_array_equal(records["q"], q[0])
-    np.testing.assert_array_equal(records["scale"], scale[0])
-    total = q[0].astype(np.int32).sum(axis=-1)
-    np.testing.assert_array_equal(records["scaled_sum"], scale[0] * total.astype(np.float32))
+    q, scale = (values.reshape(200, 2, -1) for values in reference.quantize_rows(x[None]))
+    scale = scale[..., 0]
+    np.testing.assert_array_equal(records["q"], q)
+    np.testing.assert_array_equal(records["scale"], scale)
+    total = q.astype(np.int32).sum(axis=-1)
+    np.testing.assert_array_equal(records["scaled_sum"], (scale * total.astype(np.float32)).sum(axis=-1))
     np.testing.assert_array_equal(records["start_8"], MAGIC - 8 * total)
     np.testing.assert_array_equal(records["start_128"], MAGIC - 128 * total)
     assert records.nbytes == act_row_bytes(5, len(x))

@@ -60,5 +60,5 @@ def _embed_block(wtype: int, stream: int, lane: int, out: int, factor: float) ->
         for j in range(4):
             low = np.float32(((word >> (8 * j)) & 15) - zero_point)
             high = np.float32(((word >> (8 * j + 4)) & 15) - zero_point)
-            write_f32(out + 4 * (4 * k + j), factor * (d * low + m))
-            write_f32(out + 4 * (16 + 4 * k + j), factor * (d * high + m))
+            write_f32(out + 4 * (8 * k + j), factor * (d * low + m))
+            write_f32(out + 4 * (8 * k + 4 + j), factor * (d * high + m))

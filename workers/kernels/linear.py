@@ -81,26 +81,29 @@ def _sums(wtype: int, w: int, n_in: int, num_panels: int, x: int, x_row_bytes: i
 @njit(cache=True)
 def linear_tile(
     wtype: int, w: int, n_in: int, panel_begin: int, panel_end: int, x: int, x_row_bytes: int, row_begin: int,
-    row_end: int, out: int, out_width: int, n_out: int, bias: int, residual: int,
+    row_end: int, out: int, out_width: int, n_out: int, bias: int, residual: int, num_terms: int,
 ) -> None:
     """out[row, col] = w[col] x[row] (+ bias[col]) (+ residual[row, col]) of some panels and rows.
 
     `w` is a packed [n_out, n_in] layer; `x` holds activation rows as act_row_bytes says; out and residual are float32
-    with rows `out_width` numbers apart, bias is float32 [n_out]; bias and residual 0: none; residual may be out.
+    with rows `out_width` numbers apart, bias is float32 [n_out]; bias and residual 0: none; residual may be out. Where
+    num_terms is 2, a row of x is two activation rows (quantize_row_twice), whose products are added.
     """
     sums = stack(SUMS_BYTES)
-    stride = panel_bytes(wtype, n_in)
+    stride, pass_rows = panel_bytes(wtype, n_in), PASS_ROWS // num_terms
     for panel in range(panel_begin, panel_end, SUM_PANELS):
         num_panels = min(SUM_PANELS, panel_end - panel)
-        for begin in range(row_begin, row_end, PASS_ROWS):
-            num_rows = min(PASS_ROWS, row_end - begin)
-            at = x + begin * x_row_bytes
-            _sums(wtype, w + panel * stride, n_in, num_panels, at, x_row_bytes, num_rows, sums)
+        for begin in range(row_begin, row_end, pass_rows):
+            num_rows = min(pass_rows, row_end - begin)
+            at = x + begin * num_terms * x_row_bytes
+            _sums(wtype, w + panel * stride, n_in, num_panels, at, x_row_bytes, num_rows * num_terms, sums)
             for row in range(num_rows):
                 for p in range(num_panels):
                     col = (panel + p) * PANEL
                     offset = 4 * ((begin + row) * out_width + col)
-                    v = load_f32(sums + row * SUM_ROW_BYTES + 64 * p)
+                    v = load_f32(sums + row * num_terms * SUM_ROW_BYTES + 64 * p)
+                    if num_terms == 2:
+                        v = v + load_f32(sums + (2 * row + 1) * SUM_ROW_BYTES + 64 * p)
                     if bias != 0:
                         v = v + load_first(bias + 4 * col, n_out - col)
                     if residual != 0:

@@ -2,7 +2,7 @@
 
 Outputs are cut into panels of 16, padded with zeros; a panel is one stream of blocks. Quantised types keep GGUF's own
 bits; each block of 32 inputs holds 16 d (float16), for Q4_1 16 m, then the quants of 4 inputs x 16 outputs at a time:
-    Q4_0, Q4_1   uint8 [4, 16 outputs, 4]: row k has inputs 4k..4k+3 in its low and 16+4k..19+4k in its high nibbles
+    Q4_0, Q4_1   uint8 [4, 16 outputs, 4]: row k has inputs 8k..8k+3 in its low and 8k+4..8k+7 in its high nibbles
     Q8_0         uint8 [8, 16 outputs, 4]: weight + 128, so that it can be the unsigned side of a dot product
     floats       [n_in, 16 outputs]
 """
@@ -180,9 +180,18 @@ def _pack_whole_panels(rows: Bytes, wtype: int, panels: Bytes) -> None:
     )  # [num_panels, blocks]
     for index, scale in enumerate(scales):
         target["scales"][:, :, index] = scale.transpose(0, 2, 1)
-    target["q"][:] = blocks["q"].transpose(0, 2, 3, 1)
+    quants = blocks["q"].transpose(0, 2, 3, 1)  # [num_panels, blocks, words, 16]
     if wtype == WTYPE_Q8_0:
-        target["q"] ^= np.uint32(0x80808080)
+        np.bitwise_xor(quants, np.uint32(0x80808080), out=target["q"])
+        return
+    # A file's word j holds inputs 4j..4j+3 in its low and 16+4j..19+4j in its high nibbles.
+    low_nibbles = np.uint32(0x0F0F0F0F)
+    for word in range(4):
+        first, second = quants[:, :, 2 * word % 4], quants[:, :, 2 * word % 4 + 1]
+        if word < 2:
+            target["q"][:, :, word] = first & low_nibbles | (second & low_nibbles) << 4
+        else:
+            target["q"][:, :, word] = first >> 4 & low_nibbles | second & ~low_nibbles
 
 
 def _other_to_float32(data: Bytes, source: StorageType) -> Floats:

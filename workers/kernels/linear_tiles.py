@@ -26,9 +26,11 @@ from workers.kernels.linear_pack import (
 )
 from workers.kernels.simd import F32, I8, I32, Simd, Value, isa_name, vector
 
-# One block of a quantised activation row: 32 int8 q, then float32 scale and scale * sum(q), then int32
-# MAGIC - 8 * sum(q) and MAGIC - 128 * sum(q), which the dot products of Q4_0 and Q8_0 start from (their zero points).
-RECORD_BYTES, SCALE, SCALED_SUM, START_8, START_128 = 48, 32, 36, 40, 44
+# One block of a quantised activation row: 32 int8 q; then, for each half of it, float32 scale, and int32 MAGIC - 8 *
+# sum(q) and MAGIC - 128 * sum(q), which the dot products of Q4_0 and Q8_0 start from (their zero points); then float32
+# scale * sum(q) of both halves together, and 4 bytes of nothing, so that a record is a cache line.
+RECORD_BYTES, SCALE, START_8, START_128, SCALED_SUM = 64, 32, 40, 48, 56
+HALF = BLOCK // 2  # inputs that share a scale: in a block with an outlier, only half of its neighbours become coarse
 
 # An int32 that starts at the bits of the float 1.5 * 2^23 and stays within 2^22 of them is, read as a float, 1.5 * 2^23
 # plus what was added. One fused multiply-add then gives d * dot, rounded once: -1.5 * 2^23 * d is exact, since d is a
@@ -73,7 +75,7 @@ def emit_quantized_tile(
     s: Simd, wtype: int, num_rows: int, panel: Any, num_blocks: Any, x: Any, row_stride: Any, last_row: Any, sums: Any,
     sums_stride: Any,
 ) -> None:
-    """sums = scale * (d * dot) + m * scaled_sum, block after block."""
+    """sums = scale * (d * dot) for each half, + m * scaled_sum; block after block."""
     rows = _rows(s, x, row_stride, last_row, num_rows)
     size = block_bytes(wtype)
 
@@ -82,19 +84,20 @@ def emit_quantized_tile(
         records = [row + i * RECORD_BYTES for row in rows]
         for line in range(0, size, 64):
             s.prefetch(stream, PREFETCH_BYTES + line)
-        dots = [_dot_start(s, wtype, record) for record in records]
-        for k in range(BLOCK // 4):
-            weights = _quants(s, wtype, stream, k)
-            inputs = [s.load_splat_i32(record, _input_offset(wtype, k)) for record in records]
-            dots = [_dot(s, wtype, dot, weights, values) for dot, values in zip(dots, inputs, strict=True)]
         d = s.load_f16(stream)
         minus_magic_d = d * -MAGIC_FLOAT
-        if s.has_fma:
-            products = [s.fma(s.bitcast(dot, vector(F32)), d, minus_magic_d) for dot in dots]
-        else:
-            products = [s.to_f32(dot - MAGIC) * d for dot in dots]
-        scales = [s.load_splat_f32(record, SCALE) for record in records]
-        totals = [s.fma(*terms) for terms in zip(products, scales, totals, strict=True)]
+        for half in (0, 1):
+            dots = [_dot_start(s, wtype, record, half) for record in records]
+            for k in range(half * HALF, (half + 1) * HALF, 4):
+                weights = _quants(s, wtype, stream, k // 4)
+                inputs = [s.load_splat_i32(record, k) for record in records]
+                dots = [_dot(s, wtype, dot, weights, values) for dot, values in zip(dots, inputs, strict=True)]
+            if s.has_fma:
+                products = [s.fma(s.bitcast(dot, vector(F32)), d, minus_magic_d) for dot in dots]
+            else:
+                products = [s.to_f32(dot - MAGIC) * d for dot in dots]
+            scales = [s.load_splat_f32(record, SCALE + 4 * half) for record in records]
+            totals = [s.fma(*terms) for terms in zip(products, scales, totals, strict=True)]
         if wtype == WTYPE_Q4_1:
             m = s.load_f16(stream, 32)
             scaled_sums = [s.load_splat_f32(record, SCALED_SUM) for record in records]
@@ -133,26 +136,21 @@ def _store(s: Simd, sums: Any, stride: Any, totals: list[Value]) -> None:
         s.store(s.wrap(sums) + s.wrap(stride) * row, total)
 
 
-def _dot_start(s: Simd, wtype: int, record: Value) -> Value:
-    """MAGIC, minus the weights' zero point times the sum of the inputs."""
+def _dot_start(s: Simd, wtype: int, record: Value, half: int) -> Value:
+    """MAGIC, minus the weights' zero point times the sum of the inputs of a half."""
     if wtype == WTYPE_Q4_0:
-        return s.load_splat_i32(record, START_8)
+        return s.load_splat_i32(record, START_8 + 4 * half)
     if wtype == WTYPE_Q8_0 and has_vnni(s):
-        return s.load_splat_i32(record, START_128)
+        return s.load_splat_i32(record, START_128 + 4 * half)
     return s.i32(MAGIC)
 
 
 def _quants(s: Simd, wtype: int, stream: Value, k: int) -> Value:
-    """Unsigned quants of 16 outputs x the k-th 4 inputs in stream order, as int32 [16] of 4 bytes."""
+    """Unsigned quants of 16 outputs x the k-th 4 inputs, as int32 [16] of 4 bytes."""
     if wtype == WTYPE_Q8_0:
         return s.load(stream, vector(I32), block_bytes(wtype) - 512 + 64 * k)
     packed = s.load(stream, vector(I32), block_bytes(wtype) - 256 + 64 * (k // 2))
     return (packed >> 4 if k % 2 else packed) & 0x0F0F0F0F
-
-
-def _input_offset(wtype: int, k: int) -> int:
-    """Where in a block the inputs of the k-th quants begin: low nibbles are inputs 0-15, high ones 16-31."""
-    return 4 * k if wtype == WTYPE_Q8_0 else 4 * (k // 2) + 16 * (k % 2)
 
 
 def _dot(s: Simd, wtype: int, dot: Value, weights: Value, inputs: Value) -> Value:

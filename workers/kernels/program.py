@@ -20,7 +20,7 @@ from workers.kernels.linear import GELU_TANH, SILU, gated_tile, linear_tile
 from workers.kernels.linear_pack import BLOCK, PANEL
 from workers.kernels.linear_tiles import RECORD_BYTES
 from workers.kernels.norm import layer_norm_row, rms_norm_row
-from workers.kernels.quantize import quantize_row
+from workers.kernels.quantize import quantize_row, quantize_row_twice
 from workers.kernels.rope import PAIR_ADJACENT, PAIR_HALVES, rope_head
 from workers.kernels.sample import ROW_BYTES, sample
 from workers.kernels.simd import isa_name
@@ -33,8 +33,8 @@ OP_COLUMNS = 20
 
 # Operations. Arguments are addresses (0: absent) and sizes; "width" is the distance of two rows in float32.
 EMBED = 0  # wtype, matrix, n, out, position_embed; float: scale
-NORM = 1  # kind, source, out, quantized out, weight, bias, n, gather, residual; float: eps
-LINEAR = 2  # wtype, matrix, n_in, n_out, source, source row bytes, out, out width, bias, residual
+NORM = 1  # kind, source, out, quantized out, weight, bias, n, gather, residual, num_terms; float: eps
+LINEAR = 2  # wtype, matrix, n_in, n_out, source, source row bytes, out, out width, bias, residual, num_terms
 QK_ROPE_WRITE = 3  # layer, qkv, width, cos, sin, rope_dim, pairing, q_norm, k_norm, num_heads; float: eps
 ATTENTION = 4  # layer, qkv, width, out, num_heads, window index, quantized out; float: scale
 COMBINE = 5  # out, num_heads, window index, quantized out
@@ -246,7 +246,9 @@ def _norm(a: Any, eps: float, row: int, source_row: int) -> None:
         layer_norm_row(source, n, a[4], a[5], eps, target)
     if a[8] != 0:
         _add_row(a[8] + row * n * 4, target, n, out)
-    if a[3] != 0:
+    if a[3] != 0 and a[9] == 2:
+        quantize_row_twice(out, n, a[3] + row * 2 * _quantized_row_bytes(n))
+    elif a[3] != 0:
         quantize_row(out, n, a[3] + row * _quantized_row_bytes(n))
 
 
@@ -262,7 +264,7 @@ def _linear_part(n_out: int, tile: int, size: int, num_rows: int) -> tuple[int, 
 @njit(cache=True)
 def _linear(a: Any, tile: int, size: int, num_rows: int) -> None:
     panel, panel_end, row, row_end = _linear_part(a[3], tile, size, num_rows)
-    linear_tile(a[0], a[1], a[2], panel, panel_end, a[4], a[5], row, row_end, a[6], a[7], a[3], a[8], a[9])
+    linear_tile(a[0], a[1], a[2], panel, panel_end, a[4], a[5], row, row_end, a[6], a[7], a[3], a[8], a[9], a[10])
 
 
 @njit(cache=True)
