@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pagedserve.api.backend import tokenized
 from pagedserve.contract.messages import Abort, Generate, SequenceTokens
 from tests.api_server import events, http, serving
 from tests.fake_scheduler import FakeScheduler, byte_steps
@@ -74,6 +76,15 @@ def test_a_reader_who_stands_still_holds_up_nobody(tmp_path: Path) -> None:
         assert len(events(body)) == 20
         answer = lazy.makefile("rb").read(2_000_000)  # at last
         assert answer.count(b'"text":"x"') == 6000
+
+
+def test_a_long_text_is_tokenised_outside_the_event_loop() -> None:
+    async def run() -> bool:
+        done = threading.Event()
+        asyncio.get_running_loop().call_later(0.05, done.set)  # only a loop that is free gets there
+        return await tokenized(["x" * 10_000], lambda: done.wait(5))
+
+    assert asyncio.run(run())
 
 
 def test_before_there_is_a_scheduler_the_api_says_unavailable_and_then_serves(tmp_path: Path) -> None:
