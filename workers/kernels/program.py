@@ -68,7 +68,7 @@ NORM_RMS, NORM_LAYER = 0, 1
 WINDOW, WINDOW_PLAN, WINDOW_ITEMS, WINDOW_COMBINES, WINDOW_COLUMNS = range(5)
 
 _ROWS_PER_TILE = 4  # of the operations whose tiles are rows
-_TILES_PER_MEMBER = 8  # of a linear layer: enough that members end together, few enough that claims cost nothing
+_TILES_PER_MEMBER = 3  # of a linear layer: enough that members end together, long enough to be streams of memory
 _MAX_LINEAR_PANELS = 64
 _MAX_LOGPROBS = 64  # of contract.sampling
 _MAX_LINEAR_ROWS = 128  # of a tile: its activations stay in a core's L2 while panels stream by
