@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from pagedserve.client import Client
-from tests.server import START_S, RunFolder, Running, command, eventually
+from tests.server import START_S, RunFolder, Running, command, contention, eventually
 
 Shared = tuple[RunFolder, Running]
 
@@ -48,7 +48,7 @@ class Terminal:
 
     def end(self, timeout_s: float = 10.0) -> int:
         """Wait until it has ended by itself; its exit code."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s * contention()
         while time.monotonic() < deadline:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:

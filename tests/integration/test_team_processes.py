@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from pagedserve.client import Client
-from tests.server import RunFolder, Running, command, eventually
+from tests.server import RunFolder, Running, command, contention, eventually
 
 PROMPTS = [[random.Random(n).randrange(1000, 40000) for _ in range(n)] for n in (3, 40, 130, 700)]
 LENGTH = 32
@@ -99,7 +99,7 @@ def test_a_killed_worker_is_ready_again_within_seconds(servers: Any) -> None:
             workers = client.status().workers
             if len(workers) == 2 and workers[1].pid != victim.pid and workers[1].state == "ready":
                 break
-            assert time.monotonic() - killed < 20.0
+            assert time.monotonic() - killed < 10.0 * contention()
             time.sleep(0.02)
 
 
@@ -124,9 +124,7 @@ def test_an_aborted_request_gives_its_blocks_back_within_a_second(servers: Any) 
         stream = client.generate(prompt, max_tokens=1000, temperature=0.0, ignore_eos=True)
         assert eventually(lambda: client.status().num_referenced_blocks > 0, 5.0)
         stream.abort()
-        aborted = time.monotonic()
-        assert eventually(lambda: client.status().num_referenced_blocks == 0, 5.0)
-        assert time.monotonic() - aborted < 1.0
+        assert eventually(lambda: client.status().num_referenced_blocks == 0, 1.0)
 
 
 def test_a_client_that_is_gone_gives_its_blocks_back_within_seconds(servers: Any) -> None:
