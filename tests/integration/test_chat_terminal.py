@@ -46,6 +46,11 @@ class Terminal:
         self._seen = place + len(text)
         return part
 
+    def press_at_prompt(self, keys: str) -> None:
+        """Wait until it asks again, then type; a control character before that is the terminal's, not the chat's."""
+        self.wait_for(">>>")
+        self.press(keys)
+
     def end(self, timeout_s: float = 10.0) -> int:
         """Wait until it has ended by itself; its exit code."""
         deadline = time.monotonic() + timeout_s * contention()
@@ -135,7 +140,7 @@ def test_a_conversation_streams_and_its_second_turn_comes_from_the_cache(termina
     terminal.wait_for("tokens of prompt (")
     cached = int(re.findall(r"\d+", terminal.wait_for(" from cache)"))[0])
     assert cached > num_prompt_tokens - 16  # of the answer nothing here: the demo model writes bytes that are no text
-    terminal.press("\x04")
+    terminal.press_at_prompt("\x04")
     assert terminal.end() == 0
 
 
@@ -185,8 +190,8 @@ def test_ctrl_c_stops_the_answer_only_and_frees_its_blocks_within_a_second(termi
     terminal.wait_for("max_tokens = 5")
     terminal.press("hello again\r")
     terminal.wait_for("(cut at 5 tokens)")
-    terminal.press("\x03")  # at the prompt it forgets the line
-    terminal.press("\x04")
+    terminal.press_at_prompt("\x03")  # it forgets the line
+    terminal.press_at_prompt("\x04")
     assert terminal.end() == 0
 
 
