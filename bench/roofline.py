@@ -43,7 +43,7 @@ def draw_roofline(path: Path, setup: Mapping[str, Any], results: Sequence[Mappin
             s=26,
         )
     axes.set(xscale="log", yscale="log", xlabel="operations per byte read", ylabel="Gop/s")
-    axes.set_title(f"Kernels on {peaks['cores']} cores ({setup['isa']})")
+    axes.set_title(f"Kernels, cores: {peaks['cores']}, {setup['isa']}")
     axes.grid(visible=True, which="major", color="0.9")
     axes.legend(fontsize="small", loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
