@@ -24,6 +24,7 @@ from pagedserve.contract.instance import Instance
 from pagedserve.models.catalog import fetch_if_missing
 
 END_S = 5.0
+_LONG_START_S = 4.0  # longer than a start takes once the kernels are compiled
 
 
 @contextlib.contextmanager
@@ -40,7 +41,7 @@ def running_or_private(config: Config, endpoint: str | None, tell: Callable[[str
             raise
         path = fetch_if_missing(config.model, config.models_dir, tell)
         tell(f"no server is running: starting one for now ({config.model})")
-        with PrivateServer(msgspec.structs.replace(config, model=str(path))) as server:
+        with PrivateServer(msgspec.structs.replace(config, model=str(path)), tell=tell) as server:
             yield server.endpoint
     else:
         yield running
@@ -53,13 +54,16 @@ class PrivateServer:
     ends when its standard input does, which the kernel sees to even if we are killed.
     """
 
-    def __init__(self, config: Config, *, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self, config: Config, *, timeout_s: float = 600.0, tell: Callable[[str], None] | None = None
+    ) -> None:
         name = f"private-{os.getpid()}-{secrets.token_hex(3)}"
         model = config.model
         if Path(model).exists():
             model = str(Path(model).absolute())  # the child stands elsewhere
         self._config = msgspec.structs.replace(config, instance=name, model=model, http=False)
         self._timeout_s = timeout_s
+        self._tell = tell
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -118,8 +122,12 @@ class PrivateServer:
 
     def _wait_ready(self) -> None:
         assert self._process is not None
-        deadline = time.monotonic() + self._timeout_s
+        started = time.monotonic()
+        deadline = started + self._timeout_s
         while time.monotonic() < deadline:
+            if self._tell is not None and time.monotonic() - started > _LONG_START_S:
+                self._tell("the first start on a machine compiles the kernels: up to a minute")
+                self._tell = None
             if self._process.poll() is not None:
                 raise ServerUnavailableError("the server ended before it was ready")
             try:

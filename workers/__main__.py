@@ -52,7 +52,8 @@ def _work(config: Config, worker_id: int) -> None:
     socket = worker.join(Instance(config.instance), worker_id)
     with _compile_lock(cache):
         started = time.monotonic()
-        log.info("loading kernels")
+        is_first = len(list(cache.iterdir())) <= 1  # nothing but the lock
+        log.info("compiling kernels, once on this machine: up to a minute" if is_first else "loading kernels")
         from workers.kernels import program
 
         program.compile_all()
