@@ -119,9 +119,9 @@ class Running:
         """All its descendants."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def child(self, part: str) -> psutil.Process:
-        """The descendant whose command line holds `part`."""
-        return next(p for p in self.children() if any(part in word for word in p.cmdline()))
+    def child(self, *words: str) -> psutil.Process:
+        """The descendant whose command line holds these words, one after the other."""
+        return next(p for p in self.children() if f" {' '.join(words)} " in f" {' '.join(p.cmdline())} ")
 
     def end(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 5.0) -> int:
         """Send a signal and wait; the exit code."""

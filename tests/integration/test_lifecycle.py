@@ -143,7 +143,7 @@ def test_a_killed_worker_is_back_and_no_token_changes(start: Start, folder: RunF
         expected = tokens(client)
         stream = client.generate(PROMPT, **PARAMS)  # type: ignore[arg-type]
         next(stream)
-        server.child("1").kill()
+        server.child("--worker-id", "1").kill()
         assert stream.result().outputs[0].token_ids == expected
         server.wait_for("worker.1 ended with SIGKILL: starting it again")
         assert eventually(
