@@ -196,7 +196,8 @@ def test_ctrl_c_stops_the_answer_only_and_frees_its_blocks_within_a_second(termi
 
 
 def test_with_no_server_it_starts_one_says_so_and_leaves_nothing(folder: RunFolder) -> None:
-    chat = Running(command("chat", "--model", "demo", "--set", "max_tokens=5", "hello"), folder.environment)
+    arguments = ("--model", "demo", "--set", "max_tokens=5", "--set", "ignore_eos=true", "hello")
+    chat = Running(command("chat", *arguments), folder.environment)
     try:
         chat.wait_for("no server is running: starting one")
         assert chat.process.wait(START_S) == 0
