@@ -40,11 +40,6 @@ class Team:
         self.weights_bytes = 0
 
     @property
-    def prepared(self) -> bool:
-        """Whether the weights and the arena are in shared memory."""
-        return self._prepared
-
-    @property
     def can_start(self) -> bool:
         """Whether a step can begin: somebody is ready and no step runs."""
         return self._plan is None and any(worker.state == "ready" for worker in self._workers.values())
