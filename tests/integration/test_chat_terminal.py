@@ -47,9 +47,17 @@ class Terminal:
         return part
 
     def press_at_prompt(self, keys: str) -> None:
-        """Wait until it asks again, then type; a control character before that is the terminal's, not the chat's."""
-        self.wait_for(">>>")
+        """Wait until it asks again, then type; a control character before that is the terminal's, not the chat's.
+
+        A prompt that begins turns bracketed paste on, once and after it took over the keyboard; its ">>>" is drawn
+        again when it ends.
+        """
+        self.wait_for("\x1b[?2004h")
         self.press(keys)
+
+    def enter(self, line: str) -> None:
+        """Wait until it asks again, then type a line."""
+        self.press_at_prompt(line + "\r")
 
     def end(self, timeout_s: float = 10.0) -> int:
         """Wait until it has ended by itself; its exit code."""
@@ -88,7 +96,6 @@ class Terminal:
 def terminal(shared: Shared) -> Iterator[Terminal]:
     """A chat with the shared server."""
     chat = Terminal(shared[0], "chat", "--set", "max_tokens=30", "--set", "ignore_eos=true")
-    chat.wait_for(">>>")
     yield chat
     chat.close()
 
@@ -129,13 +136,13 @@ def test_what_cannot_be_asked_is_one_line(shared: Shared, arguments: tuple[str, 
 
 
 def test_a_conversation_streams_and_its_second_turn_comes_from_the_cache(terminal: Terminal) -> None:
-    terminal.press("/stats\r")
+    terminal.enter("/stats")
     terminal.wait_for("figures on")
-    terminal.press("tell me something long enough to fill a few blocks of the pool\r")
+    terminal.enter("tell me something long enough to fill a few blocks of the pool")
     terminal.wait_for("(cut at 30 tokens)")
     terminal.wait_for("first token after")
     num_prompt_tokens = int(re.findall(r"(\d+) tokens of prompt", terminal.wait_for(" of answer]"))[0])
-    terminal.press("and more\r")
+    terminal.enter("and more")
     terminal.wait_for("(cut at 30 tokens)")
     terminal.wait_for("tokens of prompt (")
     cached = int(re.findall(r"\d+", terminal.wait_for(" from cache)"))[0])
@@ -156,39 +163,39 @@ def test_slash_commands_answer_and_wrong_ones_end_nothing(terminal: Terminal, sh
         (f"/load {file}", "loaded 0 messages"),
         ("/clear", "forgotten"),
     ):
-        terminal.press(line + "\r")
+        terminal.enter(line)
         terminal.wait_for(answer)
     assert '"system": "Be kind."' in file.read_text()
-    terminal.press("/bye\r")
+    terminal.enter("/bye")
     assert terminal.end() == 0
 
 
 def test_triple_quotes_begin_and_end_a_text_of_many_lines(terminal: Terminal, shared: Shared) -> None:
     file = shared[0].path / "many.json"
-    terminal.press('"""one\r')
+    terminal.enter('"""one')
+    terminal.enter("two")
     terminal.wait_for("...")
-    terminal.press("two\r")
+    terminal.enter('three"""')
     terminal.wait_for("...")
-    terminal.press('three"""\r')
     terminal.wait_for("(cut at 30 tokens)")
-    terminal.press(f"/save {file}\r")
+    terminal.enter(f"/save {file}")
     terminal.wait_for("saved 2 messages")
     assert r'"one\ntwo\nthree"' in file.read_text()
 
 
 def test_ctrl_c_stops_the_answer_only_and_frees_its_blocks_within_a_second(terminal: Terminal, shared: Shared) -> None:
-    terminal.press("/set max_tokens 3000\r")
+    terminal.enter("/set max_tokens 3000")
     terminal.wait_for("max_tokens = 3000")
     with Client(shared[0].endpoint()) as client:
-        terminal.press("hello\r")
+        terminal.enter("hello")
         assert eventually(lambda: client.status().num_running == 1, 10.0)
         time.sleep(0.3)
         terminal.press("\x03")
         assert eventually(lambda: client.status().num_referenced_blocks == 0, 1.0)
     terminal.wait_for("(stopped)")
-    terminal.press("/set max_tokens 5\r")
+    terminal.enter("/set max_tokens 5")
     terminal.wait_for("max_tokens = 5")
-    terminal.press("hello again\r")
+    terminal.enter("hello again")
     terminal.wait_for("(cut at 5 tokens)")
     terminal.press_at_prompt("\x03")  # it forgets the line
     terminal.press_at_prompt("\x04")
