@@ -141,6 +141,7 @@ class FakeTeam:
         self.model = model or FakeModel(limits.vocab_size, limits.sliding_window)
         self.keys = np.full((limits.num_blocks, limits.block_size), UNWRITTEN, dtype=np.uint64)
         self.token_ids = np.full((limits.num_blocks, limits.block_size), -1, dtype=np.int64)
+        self.sampled = [np.empty(0, dtype=np.int32)] * 2  # of even and of odd steps
         self.num_steps = 0
         self.num_computed_tokens = 0
         self.num_copies = 0
@@ -149,7 +150,7 @@ class FakeTeam:
         """The result of a plan; running it twice gives the same."""
         self._copy(unpack_ids(plan.copies).reshape(-1, 2))
         starts = unpack_ids(plan.query_start_loc)
-        token_ids = unpack_ids(plan.token_ids)
+        token_ids = self._known(plan, plan.token_ids)
         tables = np.split(unpack_ids(plan.block_tables), unpack_ids(plan.block_table_start)[1:-1])
         computed = unpack_ids(plan.num_computed_tokens)
         assert starts[-1] == len(token_ids) <= self.limits.max_num_batched_tokens
@@ -163,6 +164,10 @@ class FakeTeam:
         self.num_steps += 1
         self.num_computed_tokens += len(token_ids)
         return self._rows(plan, place)
+
+    def _known(self, plan: StepPlan, column: bytes) -> Int32:
+        before = self.sampled[(plan.step_id - 1) % 2].tolist()
+        return np.array([before[-1 - i] if i < 0 else i for i in unpack_ids(column).tolist()], dtype=np.int32)
 
     def _copy(self, copies: Int32) -> None:
         assert not set(copies[:, 0].tolist()) & set(copies[:, 1].tolist()), "the order of copies would matter"
@@ -197,7 +202,7 @@ class FakeTeam:
     def _rows(self, plan: StepPlan, place: list[tuple[Int32, int]]) -> StepResult:
         rows = np.frombuffer(plan.rows, dtype=SAMPLE_ROW)
         assert len(rows) <= self.limits.max_num_rows
-        history = unpack_ids(plan.history)
+        history = self._known(plan, plan.history)
         bias_token_ids = unpack_ids(plan.bias_token_ids).tolist()
         bias_values = np.frombuffer(plan.bias_values, dtype="<f4").tolist()
         sampled, chosen, ranks, top_ids, top_values = [], [], [], [], []
@@ -216,6 +221,7 @@ class FakeTeam:
             best = np.argsort(-logprobs, kind="stable")[: max(0, row["num_logprobs"])]
             top_ids.append(best)
             top_values.append(logprobs[best])
+        self.sampled[plan.step_id % 2] = np.array(sampled, dtype=np.int32)
         return StepResult(
             step_id=plan.step_id,
             worker_id=0,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedserve.contract import segments
-from pagedserve.contract.messages import Generate, SequenceTokens, Setup, StepResult, pack_ids, unpack_ids
+from pagedserve.contract.messages import Generate, SequenceTokens, Setup, StepPlan, StepResult, pack_ids, unpack_ids
 from pagedserve.contract.sampling import SamplingParams, sampling_params
 from pagedserve.models.open import open_checkpoint
 from pagedserve.models.spec import Checkpoint
@@ -55,6 +55,7 @@ class Engine:
         num_blocks: int = 512,
         max_num_batched_tokens: int = 128,
         max_model_len: int | None = None,
+        run_ahead: bool = True,
         **limits: Any,
     ) -> None:
         checkpoint = open_checkpoint(model) if isinstance(model, (str, Path)) else model
@@ -102,19 +103,30 @@ class Engine:
         )
         self.scheduler = Scheduler(self.limits)
         self.num_steps = 0
+        self._run_ahead = run_ahead
+        self.num_steps_ahead = 0
 
     def step(self) -> list[SequenceTokens]:
-        """One step of what was added; its outputs."""
-        plan = self.scheduler.plan(float(self.num_steps))
-        assert plan is not None, "something waits, and nothing runs"
-        plan = msgspec.structs.replace(plan, team=(0,))
-        batch = make_batch(plan, self.setup.block_size, self.setup.max_num_batched_tokens)
-        assert self.forward.run(batch, 1)
+        """One step of what was added; its outputs. With run_ahead the next one is planned before, if it can be."""
+        if not self.scheduler.in_flight:
+            plan = self.scheduler.plan(float(self.num_steps))
+            assert plan is not None, "something waits, and nothing runs"
+        if self._run_ahead and self.scheduler.has_work:
+            self.num_steps_ahead += self.scheduler.plan(float(self.num_steps)) is not None
+        result = self.compute(self.scheduler.in_flight[0])
         self.num_steps += 1
-        result = StepResult(step_id=plan.step_id, worker_id=0, ok=True, **self.arena.results(batch.rows))
         outputs = [output for _, output in self.scheduler.apply(result)]
         self.scheduler.check()
         return outputs
+
+    def compute(self, plan: StepPlan) -> StepResult:
+        """Run a plan as a team of one."""
+        plan = msgspec.structs.replace(plan, team=(0,))
+        before = self.arena.sampled(plan.step_id - 1)
+        batch = make_batch(plan, self.setup.block_size, self.setup.max_num_batched_tokens, before)
+        assert self.forward.run(batch, 1)
+        columns = self.arena.results(plan.step_id, batch.rows)
+        return StepResult(step_id=plan.step_id, worker_id=0, ok=True, **columns)
 
     def logits(self) -> npt.NDArray[np.float32]:
         """The last step's last group of logits, [rows, vocabulary]."""
@@ -139,7 +151,7 @@ class Engine:
         answers = {name: [Answer() for _ in range(p.n)] for name, p in zip(names, params, strict=True)}
         for name, prompt, p in zip(names, prompts, params, strict=True):
             self.add(name, prompt, p)
-        while self.scheduler.has_work:
+        while self.scheduler.has_work or self.scheduler.in_flight:
             for output in self.step():
                 self._take(answers, output)
         return [answers[name] for name in names]

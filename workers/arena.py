@@ -1,6 +1,7 @@
 """The `team` segment: control words, then every array that the members share within a step.
 
-Nothing here outlives a step. The layout is a function of the model and the instance's limits, the same in each member.
+Nothing here outlives a step but the token ids that it samples, which the next one may read. The layout is a function of
+the model and the instance's limits, the same in each member.
 """
 
 from __future__ import annotations
@@ -43,10 +44,14 @@ class Arena:
         """Address of an array."""
         return self.control + self._offsets[name]
 
-    def results(self, rows: npt.NDArray[np.void]) -> dict[str, Any]:
+    def sampled(self, step_id: int) -> npt.NDArray[np.int32]:
+        """Where a step's rows put their token ids. The step after it reads them, and may be run twice: two places."""
+        return self._array("sampled", "<i4", self._max_rows, num_rows=2)[step_id % 2]
+
+    def results(self, step_id: int, rows: npt.NDArray[np.void]) -> dict[str, Any]:
         """The columns of StepResult for the rows that sampled."""
         num_rows = len(rows)
-        columns: dict[str, Any] = {"sampled_token_ids": self._array("sampled", "<i4", 1)[:num_rows].tobytes()}
+        columns: dict[str, Any] = {"sampled_token_ids": self.sampled(step_id)[:num_rows].tobytes()}
         counts = rows["num_logprobs"]
         if num_rows and counts.max() >= 0:
             columns["logprobs"] = self._array("logprobs", "<f4", 1)[:num_rows].tobytes()
@@ -56,10 +61,10 @@ class Arena:
             columns["top_logprobs"] = self._array("top_logprobs", "<f4", MAX_LOGPROBS)[:num_rows][wanted].tobytes()
         return columns
 
-    def _array(self, name: str, dtype: str, width: int) -> npt.NDArray[Any]:
-        begin = self._offsets[name]
-        array = self._memory[begin : begin + 4 * self._max_rows * width].view(dtype)
-        return array if width == 1 else array.reshape(self._max_rows, width)
+    def _array(self, name: str, dtype: str, width: int, num_rows: int | None = None) -> npt.NDArray[Any]:
+        begin, num_rows = self._offsets[name], num_rows or self._max_rows
+        array = self._memory[begin : begin + 4 * num_rows * width].view(dtype)
+        return array if width == 1 else array.reshape(num_rows, width)
 
 
 def create(setup: Setup, layout: WeightLayout) -> Arena:
@@ -95,7 +100,7 @@ def plan_arena(setup: Setup, layout: WeightLayout) -> tuple[dict[str, int], int]
         "q_attention": tokens * act_row_bytes(WTYPE_Q8_0, attention_width),
         "q_activated": tokens * act_row_bytes(WTYPE_Q8_0, spec.intermediate_size),
         "logits": 4 * LOGITS_ROWS * (-(-spec.embedding_rows // 16) * 16),
-        "sampled": 4 * tokens,
+        "sampled": 2 * 4 * tokens,  # of this step and of the one before it
         "logprobs": 4 * tokens,
         "ranks": 4 * tokens,
         "top_ids": 4 * tokens * MAX_LOGPROBS,

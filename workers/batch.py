@@ -17,6 +17,7 @@ Int32 = npt.NDArray[np.int32]
 class Batch:
     """N tokens of S sequences, R of which sample. Shapes behind each field."""
 
+    step_id: int
     token_ids: Int32  # [N]
     positions: Int32  # [N]
     slots: Int32  # [N] block_id * block_size + place in the block, where each token's K and V go
@@ -41,9 +42,12 @@ class Batch:
         return len(self.num_computed_tokens)
 
 
-def make_batch(plan: StepPlan, block_size: int, max_num_tokens: int) -> Batch:
-    """The arrays of a plan; ProtocolError when its columns do not fit together."""
-    token_ids = unpack_ids(plan.token_ids)
+def make_batch(plan: StepPlan, block_size: int, max_num_tokens: int, before: Int32) -> Batch:
+    """The arrays of a plan; ProtocolError when its columns do not fit together.
+
+    `before` [R] is what the rows of the step before have sampled.
+    """
+    token_ids = _known_ids(plan, "token_ids", before)
     query_start_loc = unpack_ids(plan.query_start_loc)
     num_computed = unpack_ids(plan.num_computed_tokens)
     block_tables = unpack_ids(plan.block_tables)
@@ -60,6 +64,7 @@ def make_batch(plan: StepPlan, block_size: int, max_num_tokens: int) -> Batch:
     positions = (np.arange(num_tokens, dtype=np.int32) - query_start_loc[sequence]) + num_computed[sequence]
     slots = block_tables[block_table_start[sequence] + positions // block_size] * block_size + positions % block_size
     return Batch(
+        step_id=plan.step_id,
         token_ids=token_ids,
         positions=positions.astype(np.int32, copy=False),
         slots=slots.astype(np.int32, copy=False),
@@ -69,7 +74,17 @@ def make_batch(plan: StepPlan, block_size: int, max_num_tokens: int) -> Batch:
         block_table_start=block_table_start,
         copies=unpack_ids(plan.copies).reshape(-1, 2),
         rows=np.frombuffer(plan.rows, dtype=SAMPLE_ROW),
-        history=unpack_ids(plan.history),
+        history=_known_ids(plan, "history", before),
         bias_token_ids=unpack_ids(plan.bias_token_ids),
         bias_values=np.frombuffer(plan.bias_values, dtype="<f4"),
     )
+
+
+def _known_ids(plan: StepPlan, column: str, before: Int32) -> Int32:
+    """A column of token ids in which -1 - r has become what row r of the step before sampled."""
+    token_ids = unpack_ids(getattr(plan, column))
+    if len(token_ids) == 0 or (lowest := int(token_ids.min())) >= 0:
+        return token_ids
+    if -1 - lowest >= len(before):
+        raise ProtocolError(f"step {plan.step_id}: {column} refers to row {-1 - lowest} of the step before")
+    return np.where(token_ids < 0, before[np.where(token_ids < 0, -1 - token_ids, 0)], token_ids)

@@ -59,7 +59,6 @@ class ProgramBuilder:
             self._at("logits"),
             self._logits_width,
             spec.vocab_size,
-            self._at("sampled"),
             self._at("logprobs"),
             self._at("ranks"),
             self._at("top_ids"),

@@ -70,6 +70,7 @@ class Forward:
             (p.BIAS_VALUES, batch.bias_values),
         ):
             step[column] = array.ctypes.data
+        step[p.SAMPLED] = self._arena.sampled(batch.step_id).ctypes.data
         self._plan_attention(batch)
         arena = self._arena
         return bool(

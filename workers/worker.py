@@ -80,7 +80,8 @@ class Worker:
         started = time.perf_counter()
         worker_id = self._setup.worker_id
         rank = plan.team.index(worker_id)
-        batch = make_batch(plan, self._setup.block_size, self._setup.max_num_batched_tokens)
+        before = self._arena.sampled(plan.step_id - 1)
+        batch = make_batch(plan, self._setup.block_size, self._setup.max_num_batched_tokens, before)
         begun = time.perf_counter()
         completed = self._forward.run(batch, len(plan.team))
         kernel_time_s = time.perf_counter() - begun
@@ -88,7 +89,7 @@ class Worker:
             return StepResult(step_id=plan.step_id, worker_id=worker_id, ok=False)
         if rank != 0:
             return StepResult(step_id=plan.step_id, worker_id=worker_id, ok=True)
-        columns = self._arena.results(batch.rows)
+        columns = self._arena.results(plan.step_id, batch.rows)
         return StepResult(
             step_id=plan.step_id,
             worker_id=worker_id,

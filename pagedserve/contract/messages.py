@@ -250,6 +250,8 @@ class StepPlan(Message, frozen=True, tag=True):
     num_computed_tokens[s]; its blocks are block_tables[block_table_start[s]:block_table_start[s+1]], -1 where a
     sliding window has freed the block. `copies` (pairs source, destination) happen before anything is written.
     Sampling columns are described at SAMPLE_ROW; `history` and `bias_*` are ragged, cut by offsets in the rows.
+    In token_ids and history a negative id -1 - r is the token that row r of step step_id - 1 has sampled: a plan may be
+    sent before the result of the step before it is known.
     """
 
     step_id: int

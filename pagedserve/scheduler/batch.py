@@ -16,15 +16,28 @@ _NO_TOKENS: Int32 = np.empty(0, dtype=np.int32)
 
 @dataclass(slots=True, eq=False)
 class Scheduled:
-    """One sequence's part of a step: `num_tokens` known tokens, then drafts; rows of prompt logprobs, then sampling."""
+    """One sequence's part of a step: `num_tokens` tokens, then drafts; rows of prompt logprobs, then sampling."""
 
     sequence: Sequence
+    start: int  # position of its first token
     num_tokens: int
     num_target_rows: int
     num_sampled_rows: int  # 1, or one for each output of a request whose prompt ends here; drafts add one each
     copy: tuple[int, int] | None
     drafts: Int32 = field(default_factory=lambda: _NO_TOKENS)
+    sampled_by: int = -1  # the row of the step in flight that samples its one token; -1: its tokens are known
     first_row: int = 0
+
+    @property
+    def end(self) -> int:
+        """Position behind its tokens, where the first sampled one will be."""
+        return self.start + self.num_tokens
+
+    def token_ids(self) -> Int32:
+        """Its tokens, as StepPlan has them."""
+        if self.sampled_by >= 0:
+            return np.array([-1 - self.sampled_by], dtype=np.int32)
+        return self.sequence.tokens.values[self.start : self.end]
 
 
 class Batch:
@@ -81,14 +94,12 @@ class Batch:
         rows = _Rows()
         first_token = 0
         for sequence, part in self.parts.items():
-            start = sequence.num_computed_tokens
-            tokens.append(sequence.tokens.values[start : start + part.num_tokens])
-            tokens.append(part.drafts)
+            tokens += [part.token_ids(), part.drafts]
             num_tokens = part.num_tokens + len(part.drafts)
             tables.append(sequence.table.view())
             lengths.append(num_tokens)
             table_lengths.append(sequence.table.length)
-            computed.append(start)
+            computed.append(part.start)
             if part.copy is not None:
                 copies.extend(part.copy)
             rows.add(part, first_token)
@@ -138,32 +149,32 @@ class _Rows:
         """Add a part's rows; its first token is number `first_token` of the step."""
         part.first_row = len(self._templates)
         sequence, request = part.sequence, part.sequence.request
-        start = sequence.num_computed_tokens
         if part.num_target_rows:
             first = len(request.prompt_logprobs)  # the next prompt token whose logprob is missing
             for position in range(first, first + part.num_target_rows):
                 target = int(sequence.tokens.values[position])
-                token_index = first_token + position - 1 - start
+                token_index = first_token + position - 1 - part.start
                 self._add(request, token_index, position, request.num_prompt_logprobs, target=target)
         if not part.num_sampled_rows:
             return
         last_token = first_token + part.num_tokens - 1
+        num_output_tokens = part.end - request.num_prompt_tokens
         span = self._add_history(part) if request.needs_history else (0, 0, 0)
         if not request.has_parted:
             for index in range(part.num_sampled_rows):
                 seed = sequence_seed(sequence.seed, index)
-                bias = self._add_bias(request, sequence.num_output_tokens)
-                self._add(request, last_token, sequence.num_tokens, request.num_logprobs, seed, span, bias)
+                bias = self._add_bias(request, num_output_tokens)
+                self._add(request, last_token, part.end, request.num_logprobs, seed, span, bias)
             return
         for num_drafts in range(1 + len(part.drafts)):  # row j samples after j drafts
             self._add(
                 request,
                 last_token + num_drafts,
-                sequence.num_tokens + num_drafts,
+                part.end + num_drafts,
                 request.num_logprobs,
                 sequence.seed,
                 (span[0], span[1] + num_drafts, span[2]) if request.needs_history else span,
-                self._add_bias(request, sequence.num_output_tokens + num_drafts),
+                self._add_bias(request, num_output_tokens + num_drafts),
             )
 
     def _add(
@@ -190,11 +201,12 @@ class _Rows:
         """Put the tokens that penalties see into `history`, drafts last; (start, end without drafts, prompt tokens)."""
         sequence, request = part.sequence, part.sequence.request
         sees_prompt = request.sampling.repetition_penalty != 1.0
-        seen = sequence.tokens.view() if sees_prompt else sequence.output_token_ids()
-        self._history += [seen, part.drafts]
-        start = self._history_length
-        self._history_length += len(seen) + len(part.drafts)
-        return start, start + len(seen), request.num_prompt_tokens if sees_prompt else 0
+        known = sequence.tokens.view() if sees_prompt else sequence.output_token_ids()
+        sampled = part.token_ids() if part.sampled_by >= 0 else _NO_TOKENS
+        self._history += [known, sampled, part.drafts]
+        start, end = self._history_length, self._history_length + len(known) + len(sampled)
+        self._history_length = end + len(part.drafts)
+        return start, end, request.num_prompt_tokens if sees_prompt else 0
 
     def _add_bias(self, request: Request, num_output_tokens: int) -> tuple[int, int]:
         """Put logit_bias, and before min_tokens the ban of all tokens that would end the output, into `bias_*`."""

@@ -85,7 +85,8 @@ class Planner:
         if num_tokens <= 0 or not self._make_room(sequence, num_tokens, batch):
             return
         copy = self._pool.extend(sequence, num_tokens)
-        batch.add(Scheduled(sequence, num_tokens, num_target_rows, num_sampled_rows, copy), is_chunk)
+        start = sequence.num_computed_tokens
+        batch.add(Scheduled(sequence, start, num_tokens, num_target_rows, num_sampled_rows, copy), is_chunk)
         if is_chunk and self._limits.enable_prefix_caching:
             end = min(sequence.num_computed_tokens + num_tokens, sequence.num_tokens)
             block_size = self._limits.block_size

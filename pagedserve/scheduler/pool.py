@@ -115,7 +115,7 @@ class Pool:
         """Blocks to allocate before `num_tokens` more tokens can be written, the copy of a shared one included."""
         end = sequence.num_computed_tokens + num_tokens
         missing = -(-end // self._block_size) - sequence.table.length
-        return max(missing, 0) + (1 if self._is_shared(sequence) else 0)
+        return max(missing, 0) + (1 if self.is_shared(sequence) else 0)
 
     def extend(self, sequence: Sequence, num_tokens: int) -> tuple[int, int] | None:
         """Give a sequence the blocks for `num_tokens` more tokens, of which `num_missing` must be available.
@@ -138,7 +138,7 @@ class Pool:
             sequence.table.append(self._allocate())
         return copy
 
-    def _is_shared(self, sequence: Sequence) -> bool:
+    def is_shared(self, sequence: Sequence) -> bool:
         """Whether the block that the next token is written to has other users (only a partial block can)."""
         if sequence.num_computed_tokens % self._block_size == 0:
             return False

@@ -29,10 +29,12 @@ class Progress:
         """The records for the clients of a step that every worker has finished."""
         outputs = Outputs(self._counters)
         self._pool.settle()
+        for sequence in batch.parts:
+            sequence.num_steps_in_flight -= 1
         for sequence, part in batch.parts.items():
             if sequence.state is State.FINISHED:  # ended while it was computed: the result is good for others
-                self._compute(sequence, part.num_tokens)
-                self._pool.release(sequence)
+                self._compute(sequence, min(part.num_tokens, sequence.num_behind))  # its token may be unknown
+                self._release(sequence)
                 continue
             self._collect_prompt_logprobs(part, results)
             if part.num_sampled_rows == 0:
@@ -99,7 +101,12 @@ class Progress:
         """The sequence needs its blocks no more; full ones stay in the cache."""
         sequence.finish_reason = finish_reason
         self._queues.leave(sequence, State.FINISHED)
-        self._pool.release(sequence)
+        self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        """Give its blocks back, unless a step in flight still writes to them."""
+        if sequence.num_steps_in_flight == 0:
+            self._pool.release(sequence)
 
     def _count_drafts(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         sequence.num_draft_tokens += num_drafts

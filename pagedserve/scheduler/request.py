@@ -30,7 +30,7 @@ class State(Enum):
     WAITING = "waiting"  # in the queue, holds no blocks
     RUNNING = "running"  # holds blocks
     PARKED = "parked"  # preempted with nothing left to compute until its sibling beams have caught up; in no queue
-    FINISHED = "finished"  # its request needs it no more; it holds blocks only while a step with it is in flight
+    FINISHED = "finished"  # its request needs it no more; it holds blocks only while steps with it are in flight
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +50,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks of tokens, computed or not
     num_published_blocks: int = 0  # leading blocks that the prefix cache knows
     num_left_blocks: int = 0  # leading blocks that the sliding window has left
+    num_steps_in_flight: int = 0  # steps with it that have not been answered
     num_preemptions: int = 0
     num_bypasses: int = 0  # later requests that were admitted while this one did not fit
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of its output, kept when the request holds its output

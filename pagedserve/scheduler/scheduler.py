@@ -1,21 +1,22 @@
 """Scheduler: the pure core. Events in (add, fork, abort, plan, apply), records out; no I/O, no clock, no environment.
 
-It owns the live requests and the one step in flight. Planner decides what is in a step, Progress what its result means,
-Pool what happens to blocks.
+It owns the live requests and the steps in flight: the one that runs, and at most one that was planned before its result
+is known. Planner (and ahead.py) decides what is in a step, Progress what its result means, Pool what happens to blocks.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
 
 from pagedserve.contract.errors import ProtocolError, RequestError
 from pagedserve.contract.messages import Fork, Generate, Int32, StepPlan, StepResult
-from pagedserve.scheduler import refusals
-from pagedserve.scheduler.batch import Batch
+from pagedserve.scheduler import ahead, refusals
+from pagedserve.scheduler.batch import Batch, Scheduled
 from pagedserve.scheduler.beam import BeamSearch
 from pagedserve.scheduler.counters import Counters
 from pagedserve.scheduler.invariants import require
@@ -27,6 +28,15 @@ from pagedserve.scheduler.progress import Progress
 from pagedserve.scheduler.queues import Queues
 from pagedserve.scheduler.request import Request, Sequence, State, new_request
 from pagedserve.scheduler.results import Results
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A step that awaits its result; num_logprobs [R] is what its rows asked for."""
+
+    batch: Batch
+    plan: StepPlan
+    num_logprobs: Int32
 
 
 class Scheduler:
@@ -42,7 +52,7 @@ class Scheduler:
         self._requests: dict[tuple[bytes, str], Request] = {}
         self._num_arrivals = 0
         self._num_plans = 0
-        self._flight: tuple[Batch, StepPlan, Int32] | None = None  # the last: num_logprobs of each row
+        self._flights: deque[_Flight] = deque()  # the first runs, the second waits for it
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
@@ -92,7 +102,7 @@ class Scheduler:
     def abort(self, client: bytes, request_id: str, finish_reason: str = "abort") -> list[Output]:
         """End a request in whatever state it is; its last records, none when there is no such request.
 
-        Blocks that the step in flight writes are given back when it has been answered. RequestError: finish_reason.
+        Blocks that a step in flight writes are given back when it has been answered. RequestError: finish_reason.
         """
         if finish_reason not in ("abort", "stop"):
             raise RequestError(f"finish_reason must be abort or stop, got {finish_reason!r}", param="finish_reason")
@@ -103,7 +113,7 @@ class Scheduler:
         outputs.end(request, finish_reason)
         for sequence in request.sequences:
             self._queues.leave(sequence, State.FINISHED)
-            if self._flight is None or sequence not in self._flight[0].parts:
+            if sequence.num_steps_in_flight == 0:
                 self._pool.release(sequence)
         return outputs.records
 
@@ -128,36 +138,42 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step could be planned now."""
-        return self._flight is None and bool(self._queues.running or self._queues.waiting)
+        return len(self._flights) < 2 and bool(self._queues.running or self._queues.waiting)
 
     @property
-    def in_flight(self) -> StepPlan | None:
-        """The plan that awaits its result: after a loss of workers it is sent again as it is (with another team)."""
-        return self._flight[1] if self._flight is not None else None
+    def in_flight(self) -> tuple[StepPlan, ...]:
+        """The plans that await their results: after a loss of workers they are sent again as they are, in order."""
+        return tuple(flight.plan for flight in self._flights)
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step, `team` left empty; None when nothing can be computed. InvariantError with a step in flight."""
-        require(self._flight is None, "a step is planned while another is in flight")
-        batch = self._planner.next_batch(now)
+        """The next step, `team` left empty; None when nothing can be computed now.
+
+        With a step in flight it is the one after it, if that can be told already. InvariantError with two in flight.
+        """
+        require(len(self._flights) < 2, "a step is planned while two others are in flight")
+        if self._flights:
+            batch = ahead.next_batch(self._flights[0].batch, self.limits, self._pool, self._queues)
+        else:
+            batch = self._planner.next_batch(now)
         if batch is None:
             return None
         plan, num_logprobs = batch.plan(self._num_plans)
         self._num_plans += 1
-        self._flight = (batch, plan, num_logprobs)
+        self._flights.append(_Flight(batch, plan, num_logprobs))
+        for sequence in batch.parts:
+            sequence.num_steps_in_flight += 1
         return plan
 
     def apply(self, result: StepResult) -> list[Output]:
-        """Take the result of the step in flight; new tokens and ends as records for (client, request).
+        """Take the result of the first step in flight; new tokens and ends as records for (client, request).
 
         ProtocolError, and nothing is changed, when it is another step's, was aborted, or does not fit the plan.
         """
-        if self._flight is None or result.step_id != self._flight[1].step_id or not result.ok:
-            expected = "none" if self._flight is None else str(self._flight[1].step_id)
+        if not self._flights or result.step_id != self._flights[0].plan.step_id or not result.ok:
+            expected = str(self._flights[0].plan.step_id) if self._flights else "none"
             raise ProtocolError(f"result of step {result.step_id} (ok: {result.ok}), expected {expected}")
-        batch, _, num_logprobs = self._flight
-        results = Results(result, num_logprobs, self.limits.vocab_size)
-        self._flight = None
-        records = self._progress.apply(batch, results)
+        results = Results(result, self._flights[0].num_logprobs, self.limits.vocab_size)
+        records = self._progress.apply(self._flights.popleft().batch, results)
         for client, record in records:
             if record.finished:
                 del self._requests[client, record.request_id]
@@ -193,12 +209,20 @@ class Scheduler:
                 is_live = sequence.state in (State.WAITING, State.RUNNING)
                 require(is_live == (sequence in queued), "a live sequence is in no queue, or another one is in one")
                 require(0 <= sequence.num_computed_tokens <= sequence.num_tokens, "more tokens computed than known")
-        if self._flight is not None:
-            for sequence, part in self._flight[0].parts.items():
-                self._pool.check_writes(sequence, part.num_tokens + len(part.drafts))
+        for sequence, parts in self._flying().items():
+            require(sequence.num_steps_in_flight == len(parts), "a sequence is in more or fewer steps than it knows")
+            num_tokens = sum(part.num_tokens + len(part.drafts) for part in parts)
+            self._pool.check_writes(sequence, num_tokens)
+
+    def _flying(self) -> dict[Sequence, list[Scheduled]]:
+        """The sequences in flight, and their parts of the steps."""
+        flying: dict[Sequence, list[Scheduled]] = {}
+        for flight in self._flights:
+            for sequence, part in flight.batch.parts.items():
+                flying.setdefault(sequence, []).append(part)
+        return flying
 
     def _holders(self) -> Iterator[Sequence]:
-        """Sequences that may hold blocks: the running, and those that ended while a step with them is in flight."""
+        """Sequences that may hold blocks: the running, and those that ended while steps with them are in flight."""
         yield from self._queues.running
-        if self._flight is not None:
-            yield from (s for s in self._flight[0].parts if s.state is State.FINISHED)
+        yield from (sequence for sequence in self._flying() if sequence.state is State.FINISHED)

@@ -120,6 +120,7 @@ class Service:
             now = time.monotonic()  # after the requests that have just come
             self._step(now)
             self._send_outputs()  # while the team computes already
+            self._step(now)  # the step after it
             self._keep_alive(now)
             self._end_stuck_step(now)
         for identity in self._team.identities():
@@ -292,11 +293,11 @@ class Service:
             log.info("worker %d is ready (%s)", message.worker_id, message.isa)
         else:
             self._team.result(message)
-            result = self._team.finish_step()
-            if result is not None:
+            while (result := self._team.finish_step()) is not None:
                 self._num_steps += 1
                 self._step_time_s += result.step_time_s
                 self._kernel_time_s += result.kernel_time_s
+                self._begin_step(time.monotonic())  # the one that was sent ahead, if there is one
                 self._outputs += self._scheduler.apply(result)
 
     def _on_join(self, identity: bytes, message: Join) -> None:
@@ -333,14 +334,19 @@ class Service:
             self._control.reset()
             outgoing = self._team.retry()
             if outgoing:
-                log.warning("step sent again to %d workers", len(outgoing))
-                self._step_started, self._aborted_late_step = now, False
+                log.warning("step sent again to %d workers", len({identity for identity, _ in outgoing}))
+                self._begin_step(now)
                 self._send_team(outgoing)
         elif self._team.can_start and self._scheduler.has_work:
+            is_first = not self._scheduler.in_flight
             plan = self._scheduler.plan(now)
             if plan is not None:
-                self._step_started, self._aborted_late_step = now, False
+                if is_first:
+                    self._begin_step(now)
                 self._send_team(self._team.start(plan))
+
+    def _begin_step(self, now: float) -> None:
+        self._step_started, self._aborted_late_step = now, False
 
     def _end_stuck_step(self, now: float) -> None:
         """Free a step that takes too long; a worker that does not answer even then (stopped, wedged) is ended."""

@@ -1,12 +1,13 @@
 """Team: which workers there are, what each is doing, and whether a step ended. Events in, messages to send out; no I/O.
 
-A step goes to all ready workers. If one dies or was freed by the abort flag, the same plan goes again to those who are
-left: a step is idempotent, so nothing is lost.
+A step goes to all ready workers; the one after it may be sent, to the same workers, while it runs. If one dies or was
+freed by the abort flag, the same plans go again to those who are left: a step is idempotent, so nothing is lost.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -26,6 +27,20 @@ class Worker:
     isa: str = ""
 
 
+@dataclass
+class _Step:
+    """A step in flight: who has not answered yet, and what came of it."""
+
+    plan: StepPlan
+    pending: set[int] = field(default_factory=set)
+    failed: bool = False
+    result: StepResult | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return not self.pending and not self.failed and self.result is not None
+
+
 class Team:
     """The workers of one instance. `setup` is what each is told when it may map the segments."""
 
@@ -33,16 +48,19 @@ class Team:
         self._setup = setup
         self._workers: dict[int, Worker] = {}
         self._prepared = False
-        self._plan: StepPlan | None = None
-        self._pending: set[int] = set()
-        self._failed = False
-        self._result: StepResult | None = None
+        self._steps: deque[_Step] = deque()
         self.weights_bytes = 0
 
     @property
     def can_start(self) -> bool:
-        """Whether a step can begin: somebody is ready and no step runs."""
-        return self._plan is None and any(worker.state == "ready" for worker in self._workers.values())
+        """Whether a plan can be sent: no step runs and somebody is ready, or one step runs, on all who could go on."""
+        if not self._steps:
+            return any(worker.state == "ready" for worker in self._workers.values())
+        step = self._steps[0]
+        able = sum(worker.state in ("ready", "busy") for worker in self._workers.values())
+        team = step.plan.team
+        is_same = all(worker_id in self._workers for worker_id in team) and len(team) == min(able, self._setup.max_team)
+        return len(self._steps) == 1 and not step.failed and is_same
 
     def join(self, message: Join, identity: bytes) -> tuple[int, Outgoing]:
         """A worker process came: its worker_id, and Setup for it if its turn has come."""
@@ -65,53 +83,58 @@ class Team:
         return self._set_up()
 
     def start(self, plan: StepPlan) -> Outgoing:
-        """Send a step to every ready worker; `plan.team` is filled in here."""
-        assert self._plan is None
-        self._plan = plan
-        return self._send()
+        """Send a step to every ready worker, or to the team of the running one; `plan.team` is filled in here."""
+        assert self.can_start
+        if not self._steps:
+            self._steps.append(_Step(plan))
+            return self._send()
+        step = _Step(msgspec.structs.replace(plan, team=self._steps[0].plan.team))
+        self._steps.append(step)
+        return self._send_step(step)
 
     def result(self, message: StepResult) -> None:
         """Take one worker's answer; results of other steps are dropped."""
-        worker = self._workers.get(message.worker_id)
-        if worker is None or self._plan is None or message.step_id != self._plan.step_id:
+        worker_id = message.worker_id
+        for step in self._steps:
+            if step.plan.step_id != message.step_id or worker_id not in step.pending:
+                continue
+            step.pending.discard(worker_id)
+            if not message.ok:
+                step.failed = True
+            elif step.plan.team[0] == worker_id:
+                step.result = message
+            if not any(worker_id in step.pending for step in self._steps):
+                self._workers[worker_id].state = "ready"
             return
-        if worker.worker_id not in self._pending:
-            return
-        worker.state = "ready"
-        self._pending.discard(worker.worker_id)
-        if not message.ok:
-            self._failed = True
-        elif message.sampled_token_ids or self._plan.team[0] == message.worker_id:
-            self._result = message
 
     def lose(self, worker_id: int) -> tuple[bool, Outgoing]:
         """A worker is dead: whether the others must be freed by the abort flag, and Setup for who goes on preparing."""
         del self._workers[worker_id]
-        in_step = worker_id in self._pending
-        if in_step:
-            self._pending.discard(worker_id)
-            self._failed = True
+        in_step = False
+        for step in self._steps:
+            if worker_id in step.pending:
+                step.pending.discard(worker_id)
+                step.failed = in_step = True
         return in_step, self._set_up()
 
     def finish_step(self) -> StepResult | None:
-        """The step's result once every worker has answered; None while it runs, or when it must be retried."""
-        if self._plan is None or self._pending or self._failed or self._result is None:
+        """The first step's result once every worker has answered; None while it runs, or when it must be retried."""
+        if not self._steps or not self._steps[0].is_done:
             return None
-        result, self._plan, self._result = self._result, None, None
-        return result
+        return self._steps.popleft().result
 
     @property
     def must_retry(self) -> bool:
-        """Whether a step failed and nobody is inside it any more. Reset the control words, then call `retry`."""
-        return self._plan is not None and not self._pending and (self._failed or self._result is None)
+        """Whether a step failed and nobody is inside one any more. Reset the control words, then call `retry`."""
+        return bool(self._steps) and not self._pending and not self._steps[0].is_done
 
     def retry(self) -> Outgoing:
-        """Send the failed step again to those who are ready; nobody yet: nothing, and must_retry stays true."""
+        """Send the steps in flight again to those who are ready; nobody yet: nothing, and must_retry stays true."""
         return self._send()
 
     @property
     def stuck_pids(self) -> list[int]:
-        """Process ids of the workers that have not answered the running step."""
+        """Process ids of the workers that have not answered the steps in flight."""
         return [self._workers[worker_id].pid for worker_id in sorted(self._pending)]
 
     def status(self) -> tuple[WorkerStatus, ...]:
@@ -137,16 +160,22 @@ class Team:
             out.append((worker.identity, setup))
         return out
 
+    @property
+    def _pending(self) -> set[int]:
+        return set().union(*(step.pending for step in self._steps))
+
     def _send(self) -> Outgoing:
-        assert self._plan is not None
         ready = sorted((w for w in self._workers.values() if w.state == "ready"), key=lambda w: w.worker_id)
         ready = ready[: self._setup.max_team]
-        if not ready:
-            self._failed = True
-            return []
-        self._failed, self._result = False, None
-        self._plan = msgspec.structs.replace(self._plan, team=tuple(w.worker_id for w in ready))
-        self._pending = {w.worker_id for w in ready}
-        for worker in ready:
-            worker.state = "busy"
-        return [(worker.identity, self._plan) for worker in ready]
+        out: Outgoing = []
+        for step in self._steps if ready else ():
+            step.failed, step.result = False, None
+            step.plan = msgspec.structs.replace(step.plan, team=tuple(w.worker_id for w in ready))
+            out += self._send_step(step)
+        return out
+
+    def _send_step(self, step: _Step) -> Outgoing:
+        step.pending = set(step.plan.team)
+        for worker_id in step.plan.team:
+            self._workers[worker_id].state = "busy"
+        return [(self._workers[worker_id].identity, step.plan) for worker_id in step.plan.team]

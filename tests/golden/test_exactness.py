@@ -12,11 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pagedserve.contract.messages import StepResult
 from pagedserve.contract.sampling import SamplingParams, sampling_params
 from tests.engine import Answer, Engine
 from tests.golden_data import GOLDEN
-from workers.batch import make_batch
 
 MODELS = ("demo", "gpt2-tiny", "mistral-tiny", "smollm2")
 OUTPUT = 24
@@ -130,11 +128,9 @@ def test_a_plan_that_is_run_twice_writes_the_same_bytes_and_results(case: Case) 
     for index, prompt in enumerate(case.prompts):
         engine.add(f"r{index}", prompt, case.params[index])
     for _ in range(12):
-        plan = msgspec.structs.replace(scheduler.plan(0.0), team=(0,))
-        batch = make_batch(plan, engine.setup.block_size, engine.setup.max_num_batched_tokens)
-        assert engine.forward.run(batch, 1)
-        columns, pool = engine.arena.results(batch.rows), engine.pool_bytes()
-        assert engine.forward.run(batch, 1)
-        assert engine.arena.results(batch.rows) == columns
+        while scheduler.plan(0.0) is not None and len(scheduler.in_flight) < 2:
+            pass
+        result, pool = engine.compute(scheduler.in_flight[0]), engine.pool_bytes()
+        assert engine.compute(scheduler.in_flight[0]) == result
         assert engine.pool_bytes() == pool
-        scheduler.apply(StepResult(step_id=plan.step_id, worker_id=0, ok=True, **columns))
+        scheduler.apply(result)

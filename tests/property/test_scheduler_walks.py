@@ -68,7 +68,7 @@ class Expected:
 
 
 class SchedulerWalk(RuleBasedStateMachine):
-    """Clients add, fork and abort; a team runs steps, runs them twice, or is lost in the middle."""
+    """Clients add, fork and abort; a team runs steps, sometimes two planned in a row, runs them twice, or is lost."""
 
     enable_prefix_caching = True
     sliding_window = 0
@@ -94,7 +94,6 @@ class SchedulerWalk(RuleBasedStateMachine):
         self.model = FakeModel(VOCAB_SIZE, self.limits.sliding_window, memory)
         self.engine = Engine(self.limits, self.model)
         self.scheduler = self.engine.scheduler
-        self.plan: StepPlan | None = None
         self.live: dict[str, Expected] = {}
         self.num_added = 0
 
@@ -168,34 +167,38 @@ class SchedulerWalk(RuleBasedStateMachine):
         self.engine.receive(records)
         del self.live[request_id]
 
-    @precondition(lambda self: self.plan is None)
+    @property
+    def plans(self) -> tuple[StepPlan, ...]:
+        return self.scheduler.in_flight if hasattr(self, "scheduler") else ()
+
+    @precondition(lambda self: len(self.plans) < 2)
     @rule()
     def plan_step(self) -> None:
+        is_ahead = len(self.plans) == 1
         self.engine.now += 1
-        self.plan = self.scheduler.plan(self.engine.now)
-        assert self.plan is not None or not self.live, "something waits in silence"
+        plan = self.scheduler.plan(self.engine.now)
+        assert plan is not None or is_ahead or not self.live, "something waits in silence"
 
-    @precondition(lambda self: self.plan is not None)
-    @rule()
-    def lose_the_team(self) -> None:
-        assert self.plan is not None
-        self.engine.team.run(self.plan)  # some of it was computed, nothing was reported
-        assert self.scheduler.in_flight == self.plan
+    @precondition(lambda self: self.plans)
+    @rule(num_run=st.integers(1, 2))
+    def lose_the_team(self, num_run: int) -> None:
+        for plan in self.plans[:num_run]:
+            self.engine.team.run(plan)  # some of it was computed, nothing was reported
 
-    @precondition(lambda self: self.plan is not None)
+    @precondition(lambda self: self.plans)
     @rule()
     def apply_result(self) -> None:
-        assert self.plan is not None
-        self.engine.receive(self.scheduler.apply(self.engine.team.run(self.plan)))
-        self.plan = None
+        self.engine.receive(self.scheduler.apply(self.engine.team.run(self.plans[0])))
         self._compare_finished()
 
-    @rule(num_steps=st.integers(1, 6))
-    def run_steps(self, num_steps: int) -> None:
+    @rule(num_steps=st.integers(1, 6), ahead=st.booleans())
+    def run_steps(self, num_steps: int, ahead: bool) -> None:
         for _ in range(num_steps):
-            if self.plan is None:
+            if not self.plans:
                 self.plan_step()
-            if self.plan is not None:
+            if ahead and len(self.plans) == 1:
+                self.plan_step()
+            if self.plans:
                 self.apply_result()
 
     @invariant()
@@ -222,9 +225,9 @@ class SchedulerWalk(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         for _ in range(10_000):
-            if not self.live and self.plan is None:
+            if not self.live and not self.plans:
                 break
-            self.run_steps(1)
+            self.run_steps(1, ahead=False)
         assert not self.live
         state = self.scheduler.snapshot()
         assert state["num_referenced_blocks"] == 0

@@ -199,9 +199,11 @@ def test_a_result_that_does_not_fit_changes_nothing(changes: dict[str, object], 
     assert len(engine.tokens("a")) == 1
 
 
-def test_only_one_step_is_in_flight() -> None:
+def test_only_two_steps_are_in_flight() -> None:
     engine = Engine()
     engine.add(generate("a", prompt_of(10)))
     engine.scheduler.plan(1.0)
-    with pytest.raises(InvariantError, match="while another is in flight"):
+    engine.scheduler.plan(1.0)
+    assert not engine.scheduler.has_work
+    with pytest.raises(InvariantError, match="while two others are in flight"):
         engine.scheduler.plan(1.0)

@@ -158,6 +158,7 @@ def test_the_plan_in_flight_is_kept_until_it_is_answered() -> None:
     engine = Engine()
     engine.add(generate("a", prompt_of(4)))
     plan = engine.scheduler.plan(1.0)
-    assert plan is not None and engine.scheduler.in_flight == plan and not engine.scheduler.has_work
+    assert plan is not None and engine.scheduler.in_flight == (plan,)
     engine.scheduler.apply(engine.team.run(plan))
+    assert engine.scheduler.in_flight == ()
     assert engine.scheduler.has_work

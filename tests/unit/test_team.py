@@ -148,3 +148,71 @@ def test_a_worker_that_joins_during_a_step_takes_part_from_the_next_one() -> Non
     answer(team, 0)
     assert team.finish_step() is not None
     assert len(team.start(plan(2))) == 2
+
+
+def test_the_next_step_is_sent_while_one_runs_and_they_end_in_order() -> None:
+    team = team_of(2)
+    team.start(plan(1))
+    assert team.can_start
+    assert [identity for identity, _ in team.start(plan(2))] == [b"0", b"1"]
+    assert not team.can_start
+    answer(team, 0, step_id=1)
+    answer(team, 0, step_id=2)
+    answer(team, 1, step_id=1)
+    result = team.finish_step()
+    assert result is not None and result.step_id == 1
+    assert team.finish_step() is None and team.can_start
+    answer(team, 1, step_id=2)
+    result = team.finish_step()
+    assert result is not None and result.step_id == 2
+
+
+def test_a_worker_that_joins_during_a_step_lets_no_step_be_sent_ahead() -> None:
+    team = team_of(1)
+    team.start(plan(1))
+    join(team, 1)
+    assert team.can_start  # it still loads
+    ready(team, 1)
+    assert not team.can_start
+
+
+def test_a_worker_that_died_lets_no_step_be_sent_ahead() -> None:
+    team = team_of(2)
+    team.start(plan(1))
+    answer(team, 0)
+    team.lose(0)
+    assert not team.can_start
+    team = team_of(2)
+    team.start(plan(1))
+    team.lose(0)
+    assert not team.can_start
+
+
+def test_when_a_worker_dies_both_steps_are_sent_again_once_nobody_is_inside_one() -> None:
+    team = team_of(2)
+    team.start(plan(1))
+    team.start(plan(2))
+    assert team.lose(1)[0]
+    answer(team, 0, ok=False, step_id=1)
+    assert not team.must_retry
+    answer(team, 0, ok=False, step_id=2)
+    assert team.finish_step() is None and team.must_retry
+    sent = team.retry()
+    assert [message.step_id for _, message in sent if isinstance(message, StepPlan)] == [1, 2]
+    assert {message.team for _, message in sent if isinstance(message, StepPlan)} == {(0,)}
+    for step_id in (1, 2):
+        answer(team, 0, step_id=step_id)
+        assert team.finish_step() is not None
+
+
+def test_a_step_that_is_done_is_not_sent_again_with_the_one_after_it() -> None:
+    team = team_of(2)
+    team.start(plan(1))
+    team.start(plan(2))
+    answer(team, 0, step_id=1)
+    answer(team, 1, step_id=1)
+    assert team.finish_step() is not None
+    team.lose(1)
+    answer(team, 0, ok=False, step_id=2)
+    assert team.must_retry
+    assert [message.step_id for _, message in team.retry() if isinstance(message, StepPlan)] == [2]

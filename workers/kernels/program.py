@@ -24,8 +24,8 @@ from workers.kernels.quantize import quantize_row, quantize_row_twice
 from workers.kernels.rope import PAIR_ADJACENT, PAIR_HALVES, rope_head
 from workers.kernels.sample import ROW_BYTES, sample
 from workers.kernels.simd import isa_name
-from workers.kernels.sync import barrier, claim
-from workers.kernels.vector import load_first, read_i32, store_first
+from workers.kernels.sync import ABORT, barrier, claim
+from workers.kernels.vector import load_acquire_i32, load_first, read_i32, store_first
 
 __all__ = ["GELU_TANH", "PAIR_ADJACENT", "PAIR_HALVES", "SILU", "isa_name", "run"]
 
@@ -40,14 +40,14 @@ ATTENTION = 4  # layer, qkv, width, out, num_heads, window index, quantized out;
 COMBINE = 5  # out, num_heads, window index, quantized out
 QUANTIZE = 6  # source, n, out
 ACTIVATE = 7  # kind, gated, gate and up, width, n, out, quantized out
-SAMPLE = 8  # logits, width, vocab_size, sampled, logprobs, ranks, top ids, top logprobs
+SAMPLE = 8  # logits, width, vocab_size, logprobs, ranks, top ids, top logprobs
 COPY_BLOCKS = 9
 GATED = 10  # wtype, gate, n_in, n_out, source, source row bytes, up, kind, quantized out, its row bytes
 
 NORM_RMS, NORM_LAYER = 0, 1
 
 
-# The step: sizes, then addresses of the batch's arrays (see Batch).
+# The step: sizes, then addresses of the batch's arrays (see Batch), and of where sampled ids go.
 (
     NUM_TOKENS,
     NUM_SAMPLED,
@@ -61,8 +61,9 @@ NORM_RMS, NORM_LAYER = 0, 1
     HISTORY,
     BIAS_IDS,
     BIAS_VALUES,
+    SAMPLED,
     STEP_COLUMNS,
-) = range(13)
+) = range(14)
 
 # One row for each sliding window (0: none) that layers of the model have.
 WINDOW, WINDOW_PLAN, WINDOW_ITEMS, WINDOW_COMBINES, WINDOW_COLUMNS = range(5)
@@ -94,6 +95,8 @@ def run(
     for the rows that sample, logits_rows at a time. step int64 [STEP_COLUMNS]; windows int64 [num_windows,
     WINDOW_COLUMNS]; partials is the team's attention scratch, work this member's own.
     """
+    if load_acquire_i32(control + ABORT) != 0:  # the step before this one was aborted, and this one with it
+        return False
     no_row = np.int64(0)  # a literal 0 is another type to Numba, and all of this would be compiled twice
     for index in range(num_body):
         op, number, num_rows = ops[index], floats[index], step[NUM_TOKENS]
@@ -324,11 +327,11 @@ def _sample(a: Any, first: int, row: int, step: Any, work: int) -> None:
         step[HISTORY],
         step[BIAS_IDS],
         step[BIAS_VALUES],
+        step[SAMPLED] + 4 * index,
         a[3] + 4 * index,
         a[4] + 4 * index,
-        a[5] + 4 * index,
+        a[5] + 4 * index * _MAX_LOGPROBS,
         a[6] + 4 * index * _MAX_LOGPROBS,
-        a[7] + 4 * index * _MAX_LOGPROBS,
         work,
     )
 

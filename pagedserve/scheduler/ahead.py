@@ -1,0 +1,50 @@
+"""The step after the one in flight, planned before its result is known, so that the team goes from step to step without
+a pause: every sequence goes one token further, and that token is whatever the step in flight samples.
+
+Only where this is what the Planner would do too. An end that the step in flight may bring (a stop token, an abort) is
+found too late: what is computed for that sequence then is dropped.
+"""
+
+from __future__ import annotations
+
+from pagedserve.scheduler.batch import Batch, Scheduled
+from pagedserve.scheduler.limits import Limits
+from pagedserve.scheduler.pool import Pool
+from pagedserve.scheduler.queues import Queues
+from pagedserve.scheduler.request import State
+
+
+def next_batch(in_flight: Batch, limits: Limits, pool: Pool, queues: Queues) -> Batch | None:
+    """The batch after the one in flight; None when it depends on more than the sampled tokens' ids."""
+    parts = [part for sequence, part in in_flight.parts.items() if sequence.state is State.RUNNING]
+    if len(parts) < len(queues.running) or not all(_samples_next(part) for part in parts):
+        return None
+    going_on = [part for part in parts if part.end + 1 < part.sequence.request.max_num_tokens]
+    num_missing = 0
+    for part in going_on:
+        if pool.is_shared(part.sequence):
+            return None  # a copy is made by the first who writes, and who that is is not known yet
+        num_missing += pool.num_missing(part.sequence, _num_to_come(part))
+    if not going_on or num_missing > pool.allocator.num_available:
+        return None
+    num_seats = sum(part.sequence.num_seats for part in going_on)
+    if queues.waiting and num_seats < limits.max_num_seqs:
+        return None  # somebody may be admitted
+    batch = Batch(limits)
+    for part in going_on:
+        pool.extend(part.sequence, _num_to_come(part))
+        row = part.first_row + part.num_target_rows
+        batch.add(Scheduled(part.sequence, part.end, 1, 0, 1, None, sampled_by=row), is_chunk=False)
+    return batch
+
+
+def _samples_next(part: Scheduled) -> bool:
+    """Whether a step does nothing for a sequence but to sample its next token, as will the step after it."""
+    request = part.sequence.request
+    is_one_line = request.has_parted and request.beam is None and request.num_draft_tokens == 0
+    return part.num_sampled_rows == 1 and is_one_line
+
+
+def _num_to_come(part: Scheduled) -> int:
+    """Tokens from the sequence's first that no answered step has computed to the one of the step that is planned."""
+    return part.end + 1 - part.sequence.num_computed_tokens
