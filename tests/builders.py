@@ -141,7 +141,7 @@ class FakeTeam:
         self.model = model or FakeModel(limits.vocab_size, limits.sliding_window)
         self.keys = np.full((limits.num_blocks, limits.block_size), UNWRITTEN, dtype=np.uint64)
         self.token_ids = np.full((limits.num_blocks, limits.block_size), -1, dtype=np.int64)
-        self.sampled = [np.empty(0, dtype=np.int32)] * 2  # of even and of odd steps
+        self.sampled = [np.empty(0, dtype=np.int32)] * 3  # of a step, the one before and the one after it
         self.num_steps = 0
         self.num_computed_tokens = 0
         self.num_copies = 0
@@ -166,7 +166,7 @@ class FakeTeam:
         return self._rows(plan, place)
 
     def _known(self, plan: StepPlan, column: bytes) -> Int32:
-        before = self.sampled[(plan.step_id - 1) % 2].tolist()
+        before = self.sampled[(plan.step_id - 1) % 3].tolist()
         return np.array([before[-1 - i] if i < 0 else i for i in unpack_ids(column).tolist()], dtype=np.int32)
 
     def _copy(self, copies: Int32) -> None:
@@ -221,7 +221,7 @@ class FakeTeam:
             best = np.argsort(-logprobs, kind="stable")[: max(0, row["num_logprobs"])]
             top_ids.append(best)
             top_values.append(logprobs[best])
-        self.sampled[plan.step_id % 2] = np.array(sampled, dtype=np.int32)
+        self.sampled[plan.step_id % 3] = np.array(sampled, dtype=np.int32)
         return StepResult(
             step_id=plan.step_id,
             worker_id=0,

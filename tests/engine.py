@@ -22,7 +22,6 @@ from pagedserve.scheduler.limits import Limits
 from pagedserve.scheduler.scheduler import Scheduler
 from workers import arena, weights
 from workers.arena import LOGITS_ROWS
-from workers.batch import make_batch
 from workers.forward import Forward
 
 _NUMBERS = itertools.count()
@@ -122,11 +121,8 @@ class Engine:
     def compute(self, plan: StepPlan) -> StepResult:
         """Run a plan as a team of one."""
         plan = msgspec.structs.replace(plan, team=(0,))
-        before = self.arena.sampled(plan.step_id - 1)
-        batch = make_batch(plan, self.setup.block_size, self.setup.max_num_batched_tokens, before)
-        assert self.forward.run(batch, 1)
-        columns = self.arena.results(plan.step_id, batch.rows)
-        return StepResult(step_id=plan.step_id, worker_id=0, ok=True, **columns)
+        assert self.forward.run(plan, 1)
+        return StepResult(step_id=plan.step_id, worker_id=0, ok=True, **self.forward.results(plan))
 
     def logits(self) -> npt.NDArray[np.float32]:
         """The last step's last group of logits, [rows, vocabulary]."""

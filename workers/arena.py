@@ -13,13 +13,14 @@ import numpy.typing as npt
 
 from pagedserve.contract import segments
 from pagedserve.contract.control import CONTROL_BYTES
-from pagedserve.contract.messages import Setup, pack_ids
+from pagedserve.contract.messages import Ids, Int32, Setup, pack_ids
 from pagedserve.contract.sampling import MAX_LOGPROBS
 from workers.kernels.attention import attention_scratch_bytes
 from workers.kernels.linear_pack import WTYPE_Q8_0
 from workers.kernels.quantize import act_row_bytes
 from workers.weights import WeightLayout
 
+SAMPLED_PLACES = 3  # a step reads what the one before it sampled, and may be run again when the one after it has run
 LOGITS_ROWS = 32  # rows whose logits exist at once: 6 MB of a vocabulary of 49,152
 
 _ALIGNMENT = 64
@@ -33,38 +34,38 @@ class Arena:
         self._memory = segment.memory
         self._offsets = offsets
         self._max_rows = max_rows
+        self.control = int(self._memory.ctypes.data)  # address of the control words
+        self._sampled = self.address("sampled")
         self.num_bytes = num_bytes
-
-    @property
-    def control(self) -> int:
-        """Address of the control words."""
-        return int(self._memory.ctypes.data)
 
     def address(self, name: str) -> int:
         """Address of an array."""
         return self.control + self._offsets[name]
 
-    def sampled(self, step_id: int) -> npt.NDArray[np.int32]:
-        """Where a step's rows put their token ids. The step after it reads them, and may be run twice: two places."""
-        return self._array("sampled", "<i4", self._max_rows, num_rows=2)[step_id % 2]
+    def sampled(self, step_id: int, num_rows: int) -> Ids:
+        """What a step's rows have sampled."""
+        begin = self.sampled_address(step_id) - self.control
+        return self._memory[begin : begin + 4 * num_rows].tobytes()
 
-    def results(self, step_id: int, rows: npt.NDArray[np.void]) -> dict[str, Any]:
-        """The columns of StepResult for the rows that sampled."""
-        num_rows = len(rows)
-        columns: dict[str, Any] = {"sampled_token_ids": self.sampled(step_id)[:num_rows].tobytes()}
-        counts = rows["num_logprobs"]
-        if num_rows and counts.max() >= 0:
-            columns["logprobs"] = self._array("logprobs", "<f4", 1)[:num_rows].tobytes()
-            columns["ranks"] = self._array("ranks", "<i4", 1)[:num_rows].tobytes()
-            wanted = np.arange(MAX_LOGPROBS) < counts[:, None]  # [R, MAX_LOGPROBS]
-            columns["top_token_ids"] = pack_ids(self._array("top_ids", "<i4", MAX_LOGPROBS)[:num_rows][wanted])
-            columns["top_logprobs"] = self._array("top_logprobs", "<f4", MAX_LOGPROBS)[:num_rows][wanted].tobytes()
-        return columns
+    def sampled_address(self, step_id: int) -> int:
+        """Where a step's rows put the token ids that they sample."""
+        return self._sampled + step_id % SAMPLED_PLACES * 4 * self._max_rows
 
-    def _array(self, name: str, dtype: str, width: int, num_rows: int | None = None) -> npt.NDArray[Any]:
-        begin, num_rows = self._offsets[name], num_rows or self._max_rows
-        array = self._memory[begin : begin + 4 * num_rows * width].view(dtype)
-        return array if width == 1 else array.reshape(num_rows, width)
+    def logprobs(self, counts: Int32) -> dict[str, bytes]:
+        """The columns of StepResult for rows that asked for `counts` [R] most likely tokens (-1: for nothing)."""
+        num_rows = len(counts)
+        wanted = np.arange(MAX_LOGPROBS) < counts[:, None]  # [R, MAX_LOGPROBS]
+        return {
+            "logprobs": self._array("logprobs", "<f4", 1)[:num_rows].tobytes(),
+            "ranks": self._array("ranks", "<i4", 1)[:num_rows].tobytes(),
+            "top_token_ids": pack_ids(self._array("top_ids", "<i4", MAX_LOGPROBS)[:num_rows][wanted]),
+            "top_logprobs": self._array("top_logprobs", "<f4", MAX_LOGPROBS)[:num_rows][wanted].tobytes(),
+        }
+
+    def _array(self, name: str, dtype: str, width: int) -> npt.NDArray[Any]:
+        begin = self._offsets[name]
+        array = self._memory[begin : begin + 4 * self._max_rows * width].view(dtype)
+        return array if width == 1 else array.reshape(self._max_rows, width)
 
 
 def create(setup: Setup, layout: WeightLayout) -> Arena:
@@ -100,7 +101,7 @@ def plan_arena(setup: Setup, layout: WeightLayout) -> tuple[dict[str, int], int]
         "q_attention": tokens * act_row_bytes(WTYPE_Q8_0, attention_width),
         "q_activated": tokens * act_row_bytes(WTYPE_Q8_0, spec.intermediate_size),
         "logits": 4 * LOGITS_ROWS * (-(-spec.embedding_rows // 16) * 16),
-        "sampled": 2 * 4 * tokens,  # of this step and of the one before it
+        "sampled": SAMPLED_PLACES * 4 * tokens,
         "logprobs": 4 * tokens,
         "ranks": 4 * tokens,
         "top_ids": 4 * tokens * MAX_LOGPROBS,

@@ -1,31 +1,35 @@
-"""Forward: one run of the model's program over a batch, together with the other members of the team.
+"""Forward: one run of the model's program over a step, together with the other members of the team.
 
 Holds what a run needs and nothing that outlives it: addresses, work buffers, the attention's work items.
 """
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import numpy as np
 
 from pagedserve.contract import segments
-from pagedserve.contract.messages import Setup
+from pagedserve.contract.errors import ProtocolError
+from pagedserve.contract.messages import SAMPLE_ROW, Setup, StepPlan
 from workers.arena import LOGITS_ROWS, Arena
-from workers.batch import Batch
 from workers.build import ProgramBuilder
 from workers.kernels import program as p
+from workers.kernels import step as st
 from workers.kernels.attention import attention_work_bytes, max_partial_states
-from workers.kernels.attention_plan import attention_plan_bytes, max_items, plan_attention
+from workers.kernels.attention_plan import attention_plan_bytes, max_items
 from workers.kernels.kv import KvPool
 from workers.kernels.sample import sample_work_bytes
 from workers.weights import Weights
 
 
 class Forward:
-    """Runs batches. Holds the mapped pool and every array that a step needs, made once."""
+    """Runs plans. Holds the mapped pool and every array that a step needs, made once."""
 
     def __init__(self, setup: Setup, weights: Weights, arena: Arena) -> None:
         spec = weights.layout.spec
-        self._setup, self._spec, self._arena = setup, spec, arena
+        self._arena = arena
         self._segment = segments.attach(segments.segment_name(setup.tag, "kv"))
         self._pool = KvPool(
             int(self._segment.memory.ctypes.data),
@@ -41,58 +45,59 @@ class Forward:
         builder.tail()
         self._ops = np.array(builder.ops, dtype=np.int64)
         self._numbers = np.array(builder.numbers, dtype=np.float64)
-        self._step = np.zeros(p.STEP_COLUMNS, dtype=np.int64)
         work_bytes = max(attention_work_bytes(spec.head_dim), sample_work_bytes(spec.vocab_size))
         self._work = np.zeros(work_bytes, dtype=np.uint8)
-        self._windows = np.zeros((len(builder.windows), p.WINDOW_COLUMNS), dtype=np.int64)
+        self._work_address = int(self._work.ctypes.data)
+        self._scratch = arena.address("attention_scratch")
         group = spec.num_heads // spec.num_kv_heads
-        self._capacity = max_items(setup.max_num_batched_tokens, setup.max_num_seqs, group)
-        plan_bytes = attention_plan_bytes(setup.max_num_batched_tokens, setup.max_num_seqs, group)
-        self._plans = np.zeros((len(builder.windows), plan_bytes), dtype=np.uint8)
+        limits = setup.max_num_batched_tokens, setup.max_num_seqs, group
+        self._windows = np.zeros((len(builder.windows), st.WINDOW_COLUMNS), dtype=np.int64)
+        self._plans = np.zeros((len(builder.windows), attention_plan_bytes(*limits)), dtype=np.uint8)
         for row, plan, window in zip(self._windows, self._plans, builder.windows, strict=True):
-            row[p.WINDOW], row[p.WINDOW_PLAN] = window, plan.ctypes.data
-
-    def run(self, batch: Batch, team_size: int) -> bool:
-        """One step, together with the other members; False when it was aborted. Results are in the arena."""
-        step = self._step
-        step[p.NUM_TOKENS], step[p.NUM_SAMPLED], step[p.NUM_COPIES] = (
-            batch.num_tokens, len(batch.rows), len(batch.copies)
-        )
-        for column, array in (
-            (p.TOKEN_IDS, batch.token_ids),
-            (p.POSITIONS, batch.positions),
-            (p.SLOTS, batch.slots),
-            (p.BLOCK_TABLES, batch.block_tables),
-            (p.COPIES, batch.copies),
-            (p.ROWS, batch.rows),
-            (p.HISTORY, batch.history),
-            (p.BIAS_IDS, batch.bias_token_ids),
-            (p.BIAS_VALUES, batch.bias_values),
+            row[st.WINDOW], row[st.WINDOW_PLAN] = window, plan.ctypes.data
+        self._places = np.zeros((2, setup.max_num_batched_tokens), dtype=np.int32)  # positions and slots
+        self._step = np.zeros(st.STEP_COLUMNS, dtype=np.int64)
+        for column, value in (
+            (st.POSITIONS, self._places[0].ctypes.data),
+            (st.SLOTS, self._places[1].ctypes.data),
+            (st.MAX_TOKENS, setup.max_num_batched_tokens),
+            (st.MAX_SEQS, setup.max_num_seqs),
+            (st.MAX_POSITIONS, setup.max_model_len),
+            (st.VOCAB_SIZE, spec.vocab_size),
+            (st.NUM_BLOCKS, setup.num_blocks),
+            (st.NUM_HEADS, spec.num_heads),
+            (st.MAX_STATES, max_partial_states(setup.max_model_len, spec.num_heads)),
+            (st.MAX_ITEMS, max_items(*limits)),
         ):
-            step[column] = array.ctypes.data
-        step[p.SAMPLED] = self._arena.sampled(batch.step_id).ctypes.data
-        self._plan_attention(batch)
-        arena = self._arena
-        return bool(
-            p.run(
-                self._ops, self._numbers, self._num_body, step, self._windows, self._pool, arena.control, team_size,
-                arena.address("attention_scratch"), self._work.ctypes.data, LOGITS_ROWS,
-            )
-        )
+            self._step[column] = value
 
-    def _plan_attention(self, batch: Batch) -> None:
-        spec = self._spec
-        max_states = max_partial_states(self._setup.max_model_len, spec.num_heads)
-        for row in self._windows:
-            row[p.WINDOW_ITEMS], row[p.WINDOW_COMBINES] = plan_attention(
-                batch.query_start_loc.ctypes.data,
-                batch.num_computed_tokens.ctypes.data,
-                batch.block_table_start.ctypes.data,
-                batch.num_seqs,
-                spec.num_heads,
-                spec.num_kv_heads,
-                row[p.WINDOW],
-                max_states,
-                row[p.WINDOW_PLAN],
-                self._capacity,
-            )
+    def run(self, plan: StepPlan, team_size: int) -> bool:
+        """One step, together with the other members; False when it was aborted. Results are in the arena.
+
+        ProtocolError when the plan's columns do not fit together, or exceed the instance's limits.
+        """
+        columns = [getattr(plan, name) for name in st.COLUMNS]
+        lengths = [len(column) for column in columns]
+        buffer = np.frombuffer(bytearray().join(columns), dtype=np.uint8)  # a copy: ids are filled in
+        address = buffer.ctypes.data
+        self._step[: st.LENGTHS] = [address, *(address + end for end in itertools.accumulate(lengths[:-1]))]
+        self._step[st.LENGTHS : 2 * st.LENGTHS] = lengths
+        arena = self._arena
+        self._step[st.SAMPLED] = arena.sampled_address(plan.step_id)
+        self._step[st.SAMPLED_BEFORE] = arena.sampled_address(plan.step_id - 1)
+        outcome = p.run(
+            self._ops, self._numbers, self._num_body, self._step, self._windows, self._pool, arena.control, team_size,
+            self._scratch, self._work_address, LOGITS_ROWS,
+        )  # fmt: skip
+        if outcome > 0:
+            raise ProtocolError(f"step {plan.step_id}: {st.MISFITS[outcome]}")
+        return bool(outcome == p.DONE)
+
+    def results(self, plan: StepPlan) -> dict[str, Any]:
+        """The columns of StepResult for the plan that was run last."""
+        columns: dict[str, Any] = {
+            "sampled_token_ids": self._arena.sampled(plan.step_id, int(self._step[st.NUM_SAMPLED]))
+        }
+        if self._step[st.MAX_NUM_LOGPROBS] >= 0:
+            columns |= self._arena.logprobs(np.frombuffer(plan.rows, dtype=SAMPLE_ROW)["num_logprobs"])
+        return columns

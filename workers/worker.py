@@ -30,7 +30,6 @@ from pagedserve.contract.messages import (
 )
 from pagedserve.models.open import open_checkpoint
 from workers import arena, weights
-from workers.batch import make_batch
 from workers.forward import Forward
 
 log = logging.getLogger("workers")
@@ -69,34 +68,27 @@ class Worker:
         self._socket.send(encode(ready))
         while True:
             message = receive(self._socket)
-            if isinstance(message, Shutdown):
-                return
             if isinstance(message, StepPlan):
                 self._socket.send(encode(self._step(message)))
+            elif isinstance(message, Shutdown):
+                return
             else:
                 log.warning("dropped %s: expected StepPlan or Shutdown", type(message).__name__)
 
     def _step(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         worker_id = self._setup.worker_id
-        rank = plan.team.index(worker_id)
-        before = self._arena.sampled(plan.step_id - 1)
-        batch = make_batch(plan, self._setup.block_size, self._setup.max_num_batched_tokens, before)
-        begun = time.perf_counter()
-        completed = self._forward.run(batch, len(plan.team))
-        kernel_time_s = time.perf_counter() - begun
-        if not completed:
-            return StepResult(step_id=plan.step_id, worker_id=worker_id, ok=False)
-        if rank != 0:
-            return StepResult(step_id=plan.step_id, worker_id=worker_id, ok=True)
-        columns = self._arena.results(plan.step_id, batch.rows)
+        completed = self._forward.run(plan, len(plan.team))
+        kernel_time_s = time.perf_counter() - started
+        if not completed or plan.team[0] != worker_id:
+            return StepResult(step_id=plan.step_id, worker_id=worker_id, ok=completed)
         return StepResult(
             step_id=plan.step_id,
             worker_id=worker_id,
             ok=True,
             step_time_s=time.perf_counter() - started,
             kernel_time_s=kernel_time_s,
-            **columns,
+            **self._forward.results(plan),
         )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from pagedserve.contract.messages import SAMPLE_ROW, Int32, StepPlan, pack_ids
+from pagedserve.contract.messages import Ids, Int32, StepPlan, pack_sample_row
 from pagedserve.scheduler.limits import Limits
 from pagedserve.scheduler.request import Request, Sequence, sequence_seed
 
@@ -83,71 +84,65 @@ class Batch:
             self.num_tokens_left += part.num_tokens
             self.num_rows_left += part.num_target_rows + part.num_sampled_rows
 
-    def plan(self, step_id: int) -> tuple[StepPlan, Int32]:
+    def plan(self, step_id: int) -> tuple[StepPlan, list[int]]:
         """The step for the team (whose names are still missing) and num_logprobs of each of its rows."""
         tokens: list[Int32] = []
         tables: list[Int32] = []
-        lengths: list[int] = [0]
-        table_lengths: list[int] = [0]
+        starts, table_starts = [0], [0]
         computed: list[int] = []
         copies: list[int] = []
         rows = _Rows()
-        first_token = 0
         for sequence, part in self.parts.items():
+            rows.add(part, starts[-1])
             tokens += [part.token_ids(), part.drafts]
-            num_tokens = part.num_tokens + len(part.drafts)
             tables.append(sequence.table.view())
-            lengths.append(num_tokens)
-            table_lengths.append(sequence.table.length)
+            starts.append(starts[-1] + part.num_tokens + len(part.drafts))
+            table_starts.append(table_starts[-1] + sequence.table.length)
             computed.append(part.start)
             if part.copy is not None:
                 copies.extend(part.copy)
-            rows.add(part, first_token)
-            first_token += num_tokens
-        columns = rows.columns()
         plan = StepPlan(
             step_id=step_id,
             team=(),
             token_ids=_join(tokens),
-            query_start_loc=pack_ids(np.cumsum(lengths)),
-            num_computed_tokens=pack_ids(computed),
+            query_start_loc=_pack(starts),
+            num_computed_tokens=_pack(computed),
             block_tables=_join(tables),
-            block_table_start=pack_ids(np.cumsum(table_lengths)),
-            copies=pack_ids(copies),
-            rows=columns.tobytes(),
-            history=rows.history(),
-            bias_token_ids=rows.bias_token_ids(),
-            bias_values=rows.bias_values(),
+            block_table_start=_pack(table_starts),
+            copies=_pack(copies),
+            rows=b"".join(rows.packed),
+            history=_join(rows.history),
+            bias_token_ids=_join(rows.bias_token_ids),
+            bias_values=b"".join(values.data for values in rows.bias_values),
         )
-        return plan, columns["num_logprobs"]
+        return plan, rows.num_logprobs
 
 
-def _join(columns: list[Int32]) -> bytes:
+def _join(columns: list[Int32]) -> Ids:
     """One column of many, in one copy: int32 arrays are little-endian bytes on every CPU that we run on."""
     return b"".join(column.data for column in columns)
 
 
+def _pack(numbers: list[int]) -> Ids:
+    """pack_ids, ten times as quick for few numbers: most steps have few sequences, and each waits for this."""
+    return array("i", numbers).tobytes()
+
+
 class _Rows:
-    """The SAMPLE_ROW column and its ragged neighbours while they grow: one list for each field that differs by row."""
+    """The SAMPLE_ROW column and its ragged neighbours while they grow."""
 
     def __init__(self) -> None:
-        self._templates: list[bytes] = []
-        self._token_index: list[int] = []
-        self._target: list[int] = []
-        self._num_logprobs: list[int] = []
-        self._seed: list[int] = []
-        self._position: list[int] = []
-        self._history_span: list[tuple[int, int, int]] = []
-        self._bias_span: list[tuple[int, int]] = []
-        self._history: list[Int32] = []
+        self.packed: list[bytes] = []
+        self.num_logprobs: list[int] = []
+        self.history: list[Int32] = []
+        self.bias_token_ids: list[Int32] = []
+        self.bias_values: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []
         self._history_length = 0
-        self._bias_token_ids: list[Int32] = []
-        self._bias_values: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []
         self._bias_length = 0
 
     def add(self, part: Scheduled, first_token: int) -> None:
         """Add a part's rows; its first token is number `first_token` of the step."""
-        part.first_row = len(self._templates)
+        part.first_row = len(self.packed)
         sequence, request = part.sequence, part.sequence.request
         if part.num_target_rows:
             first = len(request.prompt_logprobs)  # the next prompt token whose logprob is missing
@@ -188,14 +183,9 @@ class _Rows:
         bias_span: tuple[int, int] = (0, 0),
         target: int = -1,
     ) -> None:
-        self._templates.append(request.row_template)
-        self._token_index.append(token_index)
-        self._target.append(target)
-        self._num_logprobs.append(num_logprobs)
-        self._seed.append(seed)
-        self._position.append(position)
-        self._history_span.append(history_span)
-        self._bias_span.append(bias_span)
+        self.num_logprobs.append(num_logprobs)
+        ids = (token_index, target, num_logprobs, request.sampling.top_k, seed, position)
+        self.packed.append(pack_sample_row(*ids, *request.row_numbers, *history_span, *bias_span))
 
     def _add_history(self, part: Scheduled) -> tuple[int, int, int]:
         """Put the tokens that penalties see into `history`, drafts last; (start, end without drafts, prompt tokens)."""
@@ -203,7 +193,7 @@ class _Rows:
         sees_prompt = request.sampling.repetition_penalty != 1.0
         known = sequence.tokens.view() if sees_prompt else sequence.output_token_ids()
         sampled = part.token_ids() if part.sampled_by >= 0 else _NO_TOKENS
-        self._history += [known, sampled, part.drafts]
+        self.history += [known, sampled, part.drafts]
         start, end = self._history_length, self._history_length + len(known) + len(sampled)
         self._history_length = end + len(part.drafts)
         return start, end, request.num_prompt_tokens if sees_prompt else 0
@@ -212,37 +202,11 @@ class _Rows:
         """Put logit_bias, and before min_tokens the ban of all tokens that would end the output, into `bias_*`."""
         start = self._bias_length
         if len(request.bias_token_ids):
-            self._bias_token_ids.append(request.bias_token_ids)
-            self._bias_values.append(request.bias_values)
+            self.bias_token_ids.append(request.bias_token_ids)
+            self.bias_values.append(request.bias_values)
             self._bias_length += len(request.bias_token_ids)
         if num_output_tokens < request.sampling.min_tokens and len(request.banned_token_ids):
-            self._bias_token_ids.append(request.banned_token_ids)
-            self._bias_values.append(np.full(len(request.banned_token_ids), -np.inf, dtype=np.float32))
+            self.bias_token_ids.append(request.banned_token_ids)
+            self.bias_values.append(np.full(len(request.banned_token_ids), -np.inf, dtype=np.float32))
             self._bias_length += len(request.banned_token_ids)
         return start, self._bias_length
-
-    def columns(self) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-        """The SAMPLE_ROW array."""
-        rows = np.frombuffer(bytearray(b"".join(self._templates)), dtype=SAMPLE_ROW)
-        if len(rows):
-            rows["token_index"] = self._token_index
-            rows["target"] = self._target
-            rows["num_logprobs"] = self._num_logprobs
-            rows["seed"] = np.array(self._seed, dtype=np.uint64)
-            rows["position"] = self._position
-            spans = np.array(self._history_span, dtype=np.int32)
-            rows["history_start"], rows["history_end"], rows["history_prompt"] = spans.T
-            rows["bias_start"], rows["bias_end"] = np.array(self._bias_span, dtype=np.int32).T
-        return rows
-
-    def history(self) -> bytes:
-        """The `history` column."""
-        return _join(self._history)
-
-    def bias_token_ids(self) -> bytes:
-        """The `bias_token_ids` column."""
-        return _join(self._bias_token_ids)
-
-    def bias_values(self) -> bytes:
-        """The `bias_values` column."""
-        return b"".join(values.data for values in self._bias_values)

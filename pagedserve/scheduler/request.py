@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pagedserve.contract.messages import SAMPLE_ROW, Generate, Int32, TokenLogprobs
+from pagedserve.contract.messages import Generate, Int32, TokenLogprobs
 from pagedserve.contract.sampling import SamplingParams
 from pagedserve.scheduler.column import Int32Column
 from pagedserve.scheduler.limits import Limits
@@ -107,7 +107,7 @@ class Request:
     num_draft_tokens: int  # speculation: drafts a step
     stop_token_ids: frozenset[int]  # end-of-sequence tokens included unless ignored
     num_logprobs: int  # of each sampled row: -1 none, else the top k and the sampled token's own
-    row_template: bytes  # a SAMPLE_ROW with everything that does not change
+    row_numbers: tuple[float, ...]  # temperature to frequency_penalty of its SAMPLE_ROWs
     num_prompt_logprobs: int  # -1: none asked
     banned_token_ids: Int32  # until min_tokens are there
     bias_token_ids: Int32
@@ -168,7 +168,7 @@ def new_request(
         num_draft_tokens=limits.num_speculative_tokens if drafts is None else drafts,
         stop_token_ids=stop_token_ids,
         num_logprobs=_num_logprobs(sampling),
-        row_template=_row_template(sampling),
+        row_numbers=_row_numbers(sampling),
         num_prompt_logprobs=-1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
         banned_token_ids=np.array(sorted(stop_token_ids) if sampling.min_tokens else [], dtype=np.int32),
         bias_token_ids=np.array(list(sampling.logit_bias), dtype=np.int32),
@@ -214,16 +214,12 @@ def _num_logprobs(sampling: SamplingParams) -> int:
     return asked
 
 
-def _row_template(sampling: SamplingParams) -> bytes:
-    row = np.zeros((), dtype=SAMPLE_ROW)
-    for name in (
-        "top_k",
-        "temperature",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-    ):
-        row[name] = getattr(sampling, name)
-    return row.tobytes()
+def _row_numbers(sampling: SamplingParams) -> tuple[float, ...]:
+    return (
+        sampling.temperature,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+    )

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 
 from pagedserve.contract.errors import ProtocolError
-from pagedserve.contract.messages import Int32, StepResult, TokenLogprobs, unpack_ids
+from pagedserve.contract.messages import StepResult, TokenLogprobs, unpack_ids
 
 
 class Results:
-    """What each row of a step gave; `num_logprobs` [R] is what its plan asked for. ProtocolError when they differ."""
+    """What each row of a step gave. `num_logprobs` is what its plan asked for; ProtocolError when they differ."""
 
-    def __init__(self, result: StepResult, num_logprobs: Int32, vocab_size: int) -> None:
-        sampled = unpack_ids(result.sampled_token_ids)
+    def __init__(self, result: StepResult, num_logprobs: list[int], vocab_size: int) -> None:
+        self.token_ids: list[int] = unpack_ids(result.sampled_token_ids).tolist()
         num_rows = len(num_logprobs)
-        if len(sampled) != num_rows:
-            raise ProtocolError(f"sampled_token_ids: expected {num_rows} rows, got {len(sampled)}")
-        if num_rows and not 0 <= int(sampled.min()) <= int(sampled.max()) < vocab_size:
+        if len(self.token_ids) != num_rows:
+            raise ProtocolError(f"sampled_token_ids: expected {num_rows} rows, got {len(self.token_ids)}")
+        if num_rows and not 0 <= min(self.token_ids) <= max(self.token_ids) < vocab_size:
             raise ProtocolError(f"sampled_token_ids: expected ids within [0, {vocab_size - 1}]")
-        self.token_ids: list[int] = sampled.tolist()
-        asked = num_logprobs >= 0
-        if not asked.any():
+        if not any(number >= 0 for number in num_logprobs):
             return
         self._logprobs = np.frombuffer(result.logprobs, dtype="<f4")
         self._ranks = unpack_ids(result.ranks)
         if len(self._logprobs) != num_rows or len(self._ranks) != num_rows:
             raise ProtocolError(f"logprobs, ranks: expected {num_rows} rows")
-        self._top_start = np.concatenate(([0], np.cumsum(np.where(asked, num_logprobs, 0)))).tolist()
+        self._top_start = [0, *accumulate(max(number, 0) for number in num_logprobs)]
         self._top_token_ids, self._top_logprobs = result.top_token_ids, result.top_logprobs
         if len(self._top_token_ids) != len(self._top_logprobs) or len(self._top_token_ids) != 4 * self._top_start[-1]:
             raise ProtocolError(f"top_token_ids, top_logprobs: expected {self._top_start[-1]} values")

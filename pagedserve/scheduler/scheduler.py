@@ -32,11 +32,11 @@ from pagedserve.scheduler.results import Results
 
 @dataclass(frozen=True)
 class _Flight:
-    """A step that awaits its result; num_logprobs [R] is what its rows asked for."""
+    """A step that awaits its result; num_logprobs is what each of its rows asked for."""
 
     batch: Batch
     plan: StepPlan
-    num_logprobs: Int32
+    num_logprobs: list[int]
 
 
 class Scheduler:

@@ -126,7 +126,7 @@ class Team:
     @property
     def must_retry(self) -> bool:
         """Whether a step failed and nobody is inside one any more. Reset the control words, then call `retry`."""
-        return bool(self._steps) and not self._pending and not self._steps[0].is_done
+        return bool(self._steps) and not self._steps[0].is_done and not any(step.pending for step in self._steps)
 
     def retry(self) -> Outgoing:
         """Send the steps in flight again to those who are ready; nobody yet: nothing, and must_retry stays true."""
@@ -135,7 +135,8 @@ class Team:
     @property
     def stuck_pids(self) -> list[int]:
         """Process ids of the workers that have not answered the steps in flight."""
-        return [self._workers[worker_id].pid for worker_id in sorted(self._pending)]
+        pending = set().union(*(step.pending for step in self._steps))
+        return [self._workers[worker_id].pid for worker_id in sorted(pending)]
 
     def status(self) -> tuple[WorkerStatus, ...]:
         """The workers as Status shows them."""
@@ -159,10 +160,6 @@ class Team:
             setup = msgspec.structs.replace(self._setup, worker_id=worker.worker_id, prepare=not self._prepared)
             out.append((worker.identity, setup))
         return out
-
-    @property
-    def _pending(self) -> set[int]:
-        return set().union(*(step.pending for step in self._steps))
 
     def _send(self) -> Outgoing:
         ready = sorted((w for w in self._workers.values() if w.state == "ready"), key=lambda w: w.worker_id)

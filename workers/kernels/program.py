@@ -13,7 +13,7 @@ from numba import njit, typeof, types
 
 from workers.kernels.activation import gelu_tanh_mul_row, gelu_tanh_row, silu_mul_row
 from workers.kernels.attention import attention_tile, combine_tile
-from workers.kernels.attention_plan import ITEM_BYTES, NUM_ROWS, PARTIAL, ROW_BEGIN, plan_attention
+from workers.kernels.attention_plan import ITEM_BYTES, NUM_ROWS, PARTIAL, ROW_BEGIN
 from workers.kernels.embedding import embed_row
 from workers.kernels.kv import KvPool, copy_block, write_kv
 from workers.kernels.linear import GELU_TANH, SILU, gated_tile, linear_tile
@@ -24,6 +24,27 @@ from workers.kernels.quantize import quantize_row, quantize_row_twice
 from workers.kernels.rope import PAIR_ADJACENT, PAIR_HALVES, rope_head
 from workers.kernels.sample import ROW_BYTES, sample
 from workers.kernels.simd import isa_name
+from workers.kernels.step import (
+    BIAS_IDS,
+    BIAS_VALUES,
+    BLOCK_TABLES,
+    COPIES,
+    HISTORY,
+    MAX_LOGPROBS,
+    NUM_COPIES,
+    NUM_SAMPLED,
+    NUM_TOKENS,
+    POSITIONS,
+    ROWS,
+    SAMPLED,
+    SLOTS,
+    TOKEN_IDS,
+    WINDOW,
+    WINDOW_COMBINES,
+    WINDOW_ITEMS,
+    WINDOW_PLAN,
+    lay_out,
+)
 from workers.kernels.sync import ABORT, barrier, claim
 from workers.kernels.vector import load_acquire_i32, load_first, read_i32, store_first
 
@@ -47,31 +68,11 @@ GATED = 10  # wtype, gate, n_in, n_out, source, source row bytes, up, kind, quan
 NORM_RMS, NORM_LAYER = 0, 1
 
 
-# The step: sizes, then addresses of the batch's arrays (see Batch), and of where sampled ids go.
-(
-    NUM_TOKENS,
-    NUM_SAMPLED,
-    NUM_COPIES,
-    TOKEN_IDS,
-    POSITIONS,
-    SLOTS,
-    BLOCK_TABLES,
-    COPIES,
-    ROWS,
-    HISTORY,
-    BIAS_IDS,
-    BIAS_VALUES,
-    SAMPLED,
-    STEP_COLUMNS,
-) = range(14)
-
-# One row for each sliding window (0: none) that layers of the model have.
-WINDOW, WINDOW_PLAN, WINDOW_ITEMS, WINDOW_COMBINES, WINDOW_COLUMNS = range(5)
+DONE, ABORTED = 0, -1
 
 _ROWS_PER_TILE = 4  # of the operations whose tiles are rows
 _TILES_PER_MEMBER = 3  # of a linear layer: enough that members end together, long enough to be streams of memory
 _MAX_LINEAR_PANELS = 64
-_MAX_LOGPROBS = 64  # of contract.sampling
 _MAX_LINEAR_ROWS = 128  # of a tile: its activations stay in a core's L2 while panels stream by
 
 
@@ -88,27 +89,30 @@ def run(
     partials: int,
     work: int,
     logits_rows: int,
-) -> bool:
-    """Run one step with the other members; False when it was aborted.
+) -> int:
+    """Run one step with the other members: DONE, ABORTED, or what of it does not fit (an index of step.MISFITS).
 
     ops int64 [num_ops, OP_COLUMNS] and floats float64 [num_ops]: the first num_body of them for all tokens, the rest
     for the rows that sample, logits_rows at a time. step int64 [STEP_COLUMNS]; windows int64 [num_windows,
-    WINDOW_COLUMNS]; partials is the team's attention scratch, work this member's own.
+    WINDOW_COLUMNS]: see step.py; partials is the team's attention scratch, work this member's own.
     """
     if load_acquire_i32(control + ABORT) != 0:  # the step before this one was aborted, and this one with it
-        return False
+        return ABORTED
+    misfit = lay_out(step, windows, pool)
+    if misfit != 0:
+        return misfit
     no_row = np.int64(0)  # a literal 0 is another type to Numba, and all of this would be compiled twice
     for index in range(num_body):
         op, number, num_rows = ops[index], floats[index], step[NUM_TOKENS]
         if not _run_op(op, number, no_row, num_rows, step, windows, pool, control, team_size, partials, work):
-            return False
+            return ABORTED
     for first in range(0, step[NUM_SAMPLED], logits_rows):
         num_rows = min(logits_rows, step[NUM_SAMPLED] - first)
         for index in range(num_body, len(ops)):
             op, number = ops[index], floats[index]
             if not _run_op(op, number, first, num_rows, step, windows, pool, control, team_size, partials, work):
-                return False
-    return True
+                return ABORTED
+    return DONE
 
 
 @njit(cache=True, inline="always")  # else all kernels would be compiled once more, as a part of it
@@ -330,8 +334,8 @@ def _sample(a: Any, first: int, row: int, step: Any, work: int) -> None:
         step[SAMPLED] + 4 * index,
         a[3] + 4 * index,
         a[4] + 4 * index,
-        a[5] + 4 * index * _MAX_LOGPROBS,
-        a[6] + 4 * index * _MAX_LOGPROBS,
+        a[5] + 4 * index * MAX_LOGPROBS,
+        a[6] + 4 * index * MAX_LOGPROBS,
         work,
     )
 
@@ -343,4 +347,3 @@ def compile_all() -> None:
     rows, row = types.Array(integer, 2, "C"), types.Array(integer, 1, "C")
     numbers = types.Array(types.float64, 1, "C")
     run.compile((rows, numbers, integer, row, rows, pool, integer, integer, integer, integer, integer))
-    plan_attention.compile((integer,) * 10)
