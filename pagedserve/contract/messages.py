@@ -201,6 +201,7 @@ class Status(Message, frozen=True, tag=True):
     num_finished: dict[str, int]  # by finish_reason
     step_time_s: float = 0.0  # of all steps, as rank 0 measured them
     kernel_time_s: float = 0.0
+    num_steps_ahead: int = 0  # planned while the step before them was computed
     block_states: bytes = b""  # one byte a block: 0 free, 1 cached, 2 private, 3 shared
 
 

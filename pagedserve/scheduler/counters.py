@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 class Counters:
     """Names and meanings are those of contract.messages.Status."""
 
+    num_steps_ahead: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     num_cached_tokens: int = 0

@@ -159,6 +159,7 @@ class Scheduler:
             return None
         plan, num_logprobs = batch.plan(self._num_plans)
         self._num_plans += 1
+        self.counters.num_steps_ahead += len(self._flights)
         self._flights.append(_Flight(batch, plan, num_logprobs))
         for sequence in batch.parts:
             sequence.num_steps_in_flight += 1

@@ -6,6 +6,7 @@ Decides nothing: every event goes to the core, every message the core gives goes
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import signal
@@ -50,6 +51,7 @@ Handler = Callable[[bytes, bytes], None]
 
 KEEPALIVE_S = 0.5  # a client that waits longer for a token gets an empty message, which tells us if it is gone
 POLL_MS = 250
+AHEAD_S = 0.004  # the next step is planned this long before the running one should end: who comes until then is in it
 ABORT_GRACE_S = 2.0  # from raising the abort flag to ending the workers that did not answer even then
 
 
@@ -97,7 +99,8 @@ class Service:
         self._outputs: list[tuple[bytes, SequenceTokens]] = []
         self._running = True
         self._started = time.monotonic()
-        self._step_started = 0.0
+        self._step_started = self._ahead_at = 0.0
+        self._last_step_s = 0.0
         self._aborted_late_step = False
         self._num_steps = 0
         self._step_time_s = self._kernel_time_s = 0.0
@@ -110,7 +113,7 @@ class Service:
     def run(self) -> None:
         """Poll sockets and process handles, feed the core, send what it says."""
         while self._running:
-            events = dict(self._poller.poll(POLL_MS))
+            events = dict(self._poller.poll(self._poll_ms()))
             if self._workers_socket in events:
                 self._drain(self._workers_socket, self._on_worker)
             for handle in [fd for fd in events if isinstance(fd, int)]:
@@ -120,7 +123,7 @@ class Service:
             now = time.monotonic()  # after the requests that have just come
             self._step(now)
             self._send_outputs()  # while the team computes already
-            self._step(now)  # the step after it
+            self._step_ahead()
             self._keep_alive(now)
             self._end_stuck_step(now)
         for identity in self._team.identities():
@@ -297,7 +300,9 @@ class Service:
                 self._num_steps += 1
                 self._step_time_s += result.step_time_s
                 self._kernel_time_s += result.kernel_time_s
-                self._begin_step(time.monotonic())  # the one that was sent ahead, if there is one
+                now = time.monotonic()
+                self._last_step_s = now - self._step_started
+                self._begin_step(now)  # the one that was sent ahead, if there is one
                 self._outputs += self._scheduler.apply(result)
 
     def _on_join(self, identity: bytes, message: Join) -> None:
@@ -337,16 +342,32 @@ class Service:
                 log.warning("step sent again to %d workers", len({identity for identity, _ in outgoing}))
                 self._begin_step(now)
                 self._send_team(outgoing)
-        elif self._team.can_start and self._scheduler.has_work:
-            is_first = not self._scheduler.in_flight
+        elif not self._scheduler.in_flight and self._team.can_start and self._scheduler.has_work:
             plan = self._scheduler.plan(now)
             if plan is not None:
-                if is_first:
-                    self._begin_step(now)
+                self._begin_step(now)
                 self._send_team(self._team.start(plan))
 
     def _begin_step(self, now: float) -> None:
         self._step_started, self._aborted_late_step = now, False
+        self._ahead_at = now + self._last_step_s - AHEAD_S
+
+    def _step_ahead(self) -> None:
+        """Plan the step after the running one, once that is about to end."""
+        if self._waits_to_step_ahead and time.monotonic() >= self._ahead_at:
+            self._ahead_at = math.inf  # if it cannot be planned now, it is after the result
+            plan = self._scheduler.plan(self._step_started)
+            if plan is not None:
+                self._send_team(self._team.start(plan))
+
+    @property
+    def _waits_to_step_ahead(self) -> bool:
+        return len(self._scheduler.in_flight) == 1 and self._ahead_at < math.inf and self._team.can_start
+
+    def _poll_ms(self) -> int:
+        if not self._waits_to_step_ahead:
+            return POLL_MS
+        return min(POLL_MS, max(0, math.ceil(1000 * (self._ahead_at - time.monotonic()))))
 
     def _end_stuck_step(self, now: float) -> None:
         """Free a step that takes too long; a worker that does not answer even then (stopped, wedged) is ended."""

@@ -1,0 +1,125 @@
+"""Rules of the border between a plan and the kernels: what a plan says is checked before an address follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+
+from pagedserve.contract.errors import ProtocolError
+from pagedserve.contract.messages import SAMPLE_ROW, StepPlan, pack_ids, pack_sample_row, unpack_ids
+from pagedserve.contract.sampling import sampling_params
+from tests.engine import Engine
+
+VALUES = (3, -1, 2, 7, 2**63 + 1, 9, 0.5, 0.75, 0.25, 1.5, -0.5, 2.0, 4, 6, 1, 0, 2)
+
+
+def test_a_packed_row_has_the_fields_of_sample_row_in_their_order() -> None:
+    [row] = np.frombuffer(pack_sample_row(*VALUES), dtype=SAMPLE_ROW)
+    assert row.tolist() == VALUES
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine("demo", num_blocks=16, max_num_batched_tokens=32, max_num_seqs=4, max_model_len=64)
+
+
+@pytest.fixture(scope="module")
+def plan(engine: Engine) -> StepPlan:
+    """Two sequences of 5 and 20 tokens, with history and a bias."""
+    for name, length in (("a", 5), ("b", 20)):
+        params = sampling_params({"max_tokens": 4, "repetition_penalty": 1.5, "logit_bias": {3: 1.0}, "logprobs": 2})
+        engine.add(name, list(range(length)), params)
+    plan = engine.scheduler.plan(0.0)
+    assert plan is not None and len(unpack_ids(plan.num_computed_tokens)) == 2
+    engine.compute(plan)
+    return plan
+
+
+def ids(column: str, index: int, value: int) -> Callable[[StepPlan], StepPlan]:
+    """Another number at one place of a column."""
+
+    def change(plan: StepPlan) -> StepPlan:
+        numbers = unpack_ids(getattr(plan, column)).copy()
+        numbers[index] = value
+        return msgspec.structs.replace(plan, **{column: pack_ids(numbers)})
+
+    return change
+
+
+def row(name: str, value: int) -> Callable[[StepPlan], StepPlan]:
+    """Another number in the second row that samples."""
+
+    def change(plan: StepPlan) -> StepPlan:
+        rows = np.frombuffer(plan.rows, dtype=SAMPLE_ROW).copy()
+        rows[name][1] = value
+        return msgspec.structs.replace(plan, rows=rows.tobytes())
+
+    return change
+
+
+def cut(column: str, num_bytes: int) -> Callable[[StepPlan], StepPlan]:
+    """A column without its end."""
+    return lambda plan: msgspec.structs.replace(plan, **{column: getattr(plan, column)[:-num_bytes]})
+
+
+@pytest.mark.parametrize(
+    ("change", "column"),
+    [
+        (ids("token_ids", 3, 1_000_000), "token_ids"),
+        (ids("token_ids", 3, -33), "token_ids"),
+        (lambda plan: msgspec.structs.replace(plan, token_ids=b""), "token_ids"),
+        (lambda plan: msgspec.structs.replace(plan, token_ids=pack_ids(range(33))), "token_ids"),
+        (cut("token_ids", 2), "token_ids"),
+        (ids("num_computed_tokens", 1, 45), "num_computed_tokens"),
+        (ids("num_computed_tokens", 0, -1), "num_computed_tokens"),
+        (lambda plan: msgspec.structs.replace(plan, num_computed_tokens=pack_ids([0] * 5)), "num_computed_tokens"),
+        (ids("query_start_loc", 0, 1), "query_start_loc"),
+        (ids("query_start_loc", 1, 0), "query_start_loc"),
+        (ids("query_start_loc", 1, 26), "query_start_loc"),
+        (ids("query_start_loc", 2, 24), "query_start_loc"),
+        (cut("query_start_loc", 4), "query_start_loc"),
+        (ids("block_table_start", 1, 2), "block_table_start"),
+        (ids("block_table_start", 1, -1), "block_table_start"),
+        (ids("block_table_start", 2, 2), "block_table_start"),
+        (cut("block_table_start", 4), "block_table_start"),
+        (ids("block_tables", 0, -1), "block_tables"),
+        (ids("block_tables", 1, 16), "block_tables"),
+        (ids("block_tables", 1, -2), "block_tables"),
+        (cut("block_tables", 1), "block_tables"),
+        (lambda plan: msgspec.structs.replace(plan, copies=pack_ids([0, 16])), "copies"),
+        (lambda plan: msgspec.structs.replace(plan, copies=pack_ids([1])), "copies"),
+        (row("token_index", 25), "rows"),
+        (row("token_index", -1), "rows"),
+        (row("target", 1_000_000), "rows"),
+        (row("num_logprobs", 65), "rows"),
+        (row("history_end", 26), "rows"),
+        (row("history_start", -1), "rows"),
+        (row("history_prompt", 21), "rows"),
+        (row("bias_end", 3), "rows"),
+        (row("bias_start", 3), "rows"),
+        (cut("rows", 1), "rows"),
+        (lambda plan: msgspec.structs.replace(plan, rows=plan.rows[:72] * 33), "rows"),
+        (ids("history", 2, 1_000_000), "history"),
+        (ids("history", 2, -33), "history"),
+        (ids("bias_token_ids", 1, -1), "bias_token_ids"),
+        (cut("bias_values", 4), "bias_token_ids"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused_with_the_column(
+    engine: Engine, plan: StepPlan, change: Callable[[StepPlan], StepPlan], column: str
+) -> None:
+    before = engine.pool_bytes()
+    with pytest.raises(ProtocolError, match=f"step 0: {column}: expected"):
+        engine.compute(change(plan))
+    assert engine.pool_bytes() == before
+
+
+def test_a_sampled_id_comes_from_the_step_before(engine: Engine, plan: StepPlan) -> None:
+    sampled = unpack_ids(engine.compute(plan).sampled_token_ids).tolist()
+    after = msgspec.structs.replace(ids("token_ids", 2, -2)(plan), step_id=plan.step_id + 1)
+    known = msgspec.structs.replace(ids("token_ids", 2, sampled[1])(plan), step_id=plan.step_id + 1)
+    assert engine.compute(after) == engine.compute(known)
+    assert unpack_ids(engine.compute(plan).sampled_token_ids).tolist() == sampled
