@@ -31,7 +31,7 @@ from workers.kernels.attention_plan import (
     plan_attention,
 )
 from workers.kernels.kv import F16_BYTES, KvPool, k_address
-from workers.kernels.sync import barrier, claim
+from workers.kernels.sync import barrier, claim, next_claim
 from workers.kernels.vector import read_f16, read_f32, read_i32, write_f32
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16  # SmolLM2-135M's
@@ -214,9 +214,12 @@ def _tiles(ahead: int, repeats: int, job: Job, control: int, team_size: int) -> 
         tile = claim(control, 0)
         while tile < job.num_items * NUM_KV_HEADS:
             item, kv_head = job.plan + tile // NUM_KV_HEADS * ITEM_BYTES, tile % NUM_KV_HEADS
+            coming, next_item = next_claim(control, 0, team_size), 0
+            if coming < job.num_items * NUM_KV_HEADS:
+                next_item = job.plan + coming // NUM_KV_HEADS * ITEM_BYTES
             attention_tile_ahead(
-                literally(ahead), pool, layer, kv_head, item, NUM_HEADS, 0, _SCALE, job.tables,
-                job.q, _ROW_BYTES, job.out, _ROW_BYTES, job.partials, work,
+                literally(ahead), coming % NUM_KV_HEADS, next_item, pool, layer, kv_head, item, NUM_HEADS, 0, _SCALE,
+                job.tables, job.q, _ROW_BYTES, job.out, _ROW_BYTES, job.partials, work,
             )  # fmt: skip
             tile = claim(control, 0)
         barrier(control, team_size)

@@ -23,12 +23,12 @@ def assert_same_bits(a: list[np.ndarray], b: list[np.ndarray]) -> None:
 
 @njit(cache=True)
 def tile_without_prefetch(a, b, c, d, e, f, g, h, i, j, k, m, n, o):  # type: ignore[no-untyped-def]
-    attention_tile_ahead(NOTHING, a, b, c, d, e, f, g, h, i, j, k, m, n, o)
+    attention_tile_ahead(NOTHING, 0, 0, a, b, c, d, e, f, g, h, i, j, k, m, n, o)
 
 
 @njit(cache=True)
 def tile_double_buffered(a, b, c, d, e, f, g, h, i, j, k, m, n, o):  # type: ignore[no-untyped-def]
-    attention_tile_ahead(COPY, a, b, c, d, e, f, g, h, i, j, k, m, n, o)
+    attention_tile_ahead(COPY, 0, 0, a, b, c, d, e, f, g, h, i, j, k, m, n, o)
 
 
 @pytest.mark.parametrize("head_dim", [16, 32, 48, 64, 80, 96, 112, 128, 256])

@@ -12,7 +12,8 @@ import numpy as np
 from numba import njit, typeof, types
 
 from workers.kernels.activation import gelu_tanh_mul_row, gelu_tanh_row, silu_mul_row
-from workers.kernels.attention import attention_tile, combine_tile
+from workers.kernels.attention import attention_tile_ahead, combine_tile
+from workers.kernels.attention_inner import PREFETCH
 from workers.kernels.attention_plan import ITEM_BYTES, NUM_ROWS, PARTIAL, ROW_BEGIN
 from workers.kernels.embedding import embed_row
 from workers.kernels.kv import KvPool, copy_block, write_kv
@@ -45,7 +46,7 @@ from workers.kernels.step import (
     WINDOW_PLAN,
     lay_out,
 )
-from workers.kernels.sync import ABORT, barrier, claim
+from workers.kernels.sync import ABORT, barrier, claim, next_claim
 from workers.kernels.vector import load_acquire_i32, load_first, read_i32, store_first
 
 __all__ = ["GELU_TANH", "PAIR_ADJACENT", "PAIR_HALVES", "SILU", "isa_name", "run"]
@@ -135,7 +136,7 @@ def _run_op(
         return True
     tile = claim(control, op[1])
     while tile < num_tiles:
-        _run_tile(op, number, tile, size, first, num_rows, step, windows, pool, partials, work)
+        _run_tile(op, number, tile, size, first, num_rows, step, windows, pool, control, team_size, partials, work)
         tile = claim(control, op[1])
     return barrier(control, team_size) if op[2] != 0 else True
 
@@ -173,6 +174,8 @@ def _run_tile(
     step: Any,
     windows: Any,
     pool: KvPool,
+    control: int,
+    team_size: int,
     partials: int,
     work: int,
 ) -> None:
@@ -187,10 +190,13 @@ def _run_tile(
         w = windows[a[5]]
         item = w[WINDOW_PLAN] + tile // pool.num_kv_heads * ITEM_BYTES
         kv_head, tables = tile % pool.num_kv_heads, step[BLOCK_TABLES]
-        out_bytes = a[4] * pool.head_dim * 4
-        attention_tile(
-            pool, a[0], kv_head, item, a[4], w[WINDOW], number, tables, a[1], a[2] * 4, a[3], out_bytes, partials, work
-        )
+        coming, next_item = next_claim(control, op[1], team_size), 0
+        if coming < w[WINDOW_ITEMS] * pool.num_kv_heads:
+            next_item = w[WINDOW_PLAN] + coming // pool.num_kv_heads * ITEM_BYTES
+        attention_tile_ahead(
+            PREFETCH, coming % pool.num_kv_heads, next_item, pool, a[0], kv_head, item, a[4], w[WINDOW], number, tables,
+            a[1], a[2] * 4, a[3], a[4] * pool.head_dim * 4, partials, work,
+        )  # fmt: skip
         if a[6] != 0 and read_i32(item + PARTIAL) < 0:
             _quantize_heads(pool, item, kv_head, a[4], a[3], a[6])
     elif code == COMBINE:
