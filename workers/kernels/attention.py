@@ -8,6 +8,8 @@ positions are left out, never multiplied by zero. Who computes what is decided i
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numba import literally, njit
 
@@ -26,7 +28,7 @@ from workers.kernels.attention_inner import (
 from workers.kernels.attention_plan import MAX_VECTORS, SPLIT, lowest_visible
 from workers.kernels.kv import F16_BYTES, KvPool, k_address
 from workers.kernels.vector import (
-    exp_f32,
+    exp2_f32,
     fma,
     lane_numbers,
     load_f16,
@@ -42,10 +44,12 @@ from workers.kernels.vector import (
     store_f32,
     sum_f32,
     write_f32,
+    write_i32,
     write_i64,
 )
 
 _LOWEST = float(np.finfo(np.float32).min)  # the maximum of no scores: finite, so that differences stay numbers
+_LOG2_E = math.log2(math.e)
 _DIRECT_VECTORS = 8  # up to so many query vectors float16 is converted in registers at each use, beyond it once for all
 
 # A softmax state of one query vector: 16 lanes that all hold the maximum, 16 lanes whose sum is the denominator, then
@@ -54,12 +58,14 @@ _MAXIMUM = 0
 _DENOMINATOR = 64
 _VALUES = 128
 
-# The work buffer: addresses of K and V of this chunk, of the next chunk, and of their copies in float32; then arrays.
+# The work buffer: addresses of K and V of this chunk, of the next chunk, and of their copies in float32; scores of a
+# register tile; positions of the query vectors, since divisions are slow; then arrays.
 _ADDRESS_BYTES = 2 * SUB_BLOCKS * 8
 _THIS, _NEXT, _COPIES = 0, _ADDRESS_BYTES, 2 * _ADDRESS_BYTES
 _V = SUB_BLOCKS * 8  # V's addresses behind K's
 _SCORES = 4 * _ADDRESS_BYTES
-_ARRAYS = _SCORES + MAX_QUERIES * SCORES_BYTES
+_POSITIONS = _SCORES + MAX_QUERIES * SCORES_BYTES
+_ARRAYS = _POSITIONS + 4 * MAX_VECTORS
 
 
 _tile_size = njit(cache=True)(tile_size)
@@ -148,6 +154,8 @@ def attention_tile_ahead(
     partial = read_i32(item + plan.PARTIAL)
     first_query = q + read_i32(item + plan.ROW_BEGIN) * q_row_bytes + kv_head * group * head_dim * 4
     _pack_queries(first_query, q_row_bytes, num_vectors, group, head_dim, scale, queries)
+    for j in range(num_vectors):
+        write_i32(work + _POSITIONS + 4 * j, position + j // group)
 
     low, high = _visible_range(item, window)
     table = block_tables + 4 * read_i32(item + plan.TABLE_START)
@@ -182,8 +190,8 @@ def attention_tile_ahead(
             sources = work + _COPIES
             _find_copies(copies, head_dim, sources)
         _attend_chunk(
-            ahead, pool, sources, following, half and sources == this, next_copies if buffered else 0, begin, position,
-            window, group, num_vectors, queries, states, work + _SCORES,
+            ahead, pool, sources, following, half and sources == this, next_copies if buffered else 0, begin,
+            work + _POSITIONS, window, num_vectors, queries, states, work + _SCORES,
         )  # fmt: skip
         if buffered:
             copies, next_copies = next_copies, copies
@@ -217,14 +225,16 @@ def combine_tile(
 def _pack_queries(
     q: int, q_row_bytes: int, num_vectors: int, group: int, head_dim: int, scale: float, queries: int
 ) -> None:
-    """Queries times scale, for each register tile [head_dim, tile]; vector j is row j // group, head j % group."""
+    """Queries times scale and log2(e), for each register tile [head_dim, tile]; vector j is row j // group, head
+    j % group. The softmax is one of powers of 2."""
+    factor = np.float32(scale * _LOG2_E)
     j = 0
     while j < num_vectors:
         count = _tile_size(num_vectors - j)
         for r in range(count):
             vector = q + (j + r) // group * q_row_bytes + (j + r) % group * head_dim * 4
             for d in range(head_dim):
-                write_f32(queries + (j * head_dim + d * count + r) * 4, read_f32(vector + 4 * d) * np.float32(scale))
+                write_f32(queries + (j * head_dim + d * count + r) * 4, read_f32(vector + 4 * d) * factor)
         j += count
 
 
@@ -241,10 +251,18 @@ def _find_chunk(
     pool: KvPool, layer: int, kv_head: int, table: int, begin: int, low: int, high: int, addresses: int
 ) -> None:
     """Addresses of K and of V of a chunk's four sub-blocks; outside low … high of one inside, not to be used."""
+    lowest, highest = low // 16 * 16, (high - 1) // 16 * 16
+    token = min(max(begin, lowest), highest)
+    index = token // pool.block_size
+    place = token - index * pool.block_size
+    k = k_address(pool, read_i32(table + 4 * index), layer, kv_head)
     for c in range(SUB_BLOCKS):
-        token = min(max(begin + 16 * c, low // 16 * 16), (high - 1) // 16 * 16)
-        place = token % pool.block_size
-        k = k_address(pool, read_i32(table + 4 * (token // pool.block_size)), layer, kv_head)
+        if token < min(begin + 16 * c, highest):
+            token += 16
+            place += 16
+            if place == pool.block_size:
+                index, place = index + 1, 0
+                k = k_address(pool, read_i32(table + 4 * index), layer, kv_head)
         write_i64(addresses + 8 * c, k + place * pool.element_bytes)
         v = k + (pool.block_size + place) * pool.head_dim * pool.element_bytes
         write_i64(addresses + _V + 8 * c, v)
@@ -279,9 +297,8 @@ def _attend_chunk(
     half: bool,
     next_copies: int,
     begin: int,
-    position: int,
+    positions: int,
     window: int,
-    group: int,
     num_vectors: int,
     queries: int,
     states: int,
@@ -294,12 +311,12 @@ def _attend_chunk(
     j = 0
     while j < num_vectors:
         count = _tile_size(num_vectors - j)
-        first, last = position + j // group, position + (j + count - 1) // group  # positions of the tile's rows
+        first, last = read_i32(positions + 4 * j), read_i32(positions + 4 * (j + count - 1))
         if last >= begin and lowest_visible(first, window) < begin + CHUNK:
             _dot_keys(ahead, pool, count, half, queries + j * head_dim * 4, this, scores, following, next_copies)
             next_copies = 0  # once is enough
             for r in range(count):
-                low, high = _visible(position + (j + r) // group, window, begin)
+                low, high = _visible(read_i32(positions + 4 * (j + r)), window, begin)
                 if low < high:
                     _softmax(scores + r * SCORES_BYTES, low, high, states + (j + r) * state_bytes, head_dim)
             # The tokens that all of the tile's rows see are added for all at once, those before and after row by row.
@@ -307,7 +324,7 @@ def _attend_chunk(
             if all_low >= all_high:
                 all_low = all_high = CHUNK
             for r in range(count):
-                low, high = _visible(position + (j + r) // group, window, begin)
+                low, high = _visible(read_i32(positions + 4 * (j + r)), window, begin)
                 weights, state = scores + r * SCORES_BYTES, states + (j + r) * state_bytes
                 if low < min(high, all_low):
                     _add_values(ahead, 1, half, weights, v, next_v, head_dim, low, min(high, all_low), state)
@@ -315,7 +332,7 @@ def _attend_chunk(
                 state = states + j * state_bytes
                 _add_values(ahead, count, half, scores, v, next_v, head_dim, all_low, all_high, state)
             for r in range(count):
-                low, high = _visible(position + (j + r) // group, window, begin)
+                low, high = _visible(read_i32(positions + 4 * (j + r)), window, begin)
                 weights, state = scores + r * SCORES_BYTES, states + (j + r) * state_bytes
                 if max(low, all_high) < high:
                     _add_values(ahead, 1, half, weights, v, next_v, head_dim, max(low, all_high), high, state)
@@ -369,14 +386,14 @@ def _softmax(scores: int, low: int, high: int, state: int, head_dim: int) -> Non
         s3 = select_f32((lanes >= low - 48) & (lanes < high - 48), s3, lowest)
     before = load_f32(state + _MAXIMUM)
     top = max_f32(splat_f32(maximum_f32(max_f32(max_f32(s0, s1), max_f32(s2, s3)))), before)
-    p0, p1, p2, p3 = exp_f32(s0 - top), exp_f32(s1 - top), exp_f32(s2 - top), exp_f32(s3 - top)
+    p0, p1, p2, p3 = exp2_f32(s0 - top), exp2_f32(s1 - top), exp2_f32(s2 - top), exp2_f32(s3 - top)
     store_f32(scores, p0)
     store_f32(scores + 64, p1)
     store_f32(scores + 128, p2)
     store_f32(scores + 192, p3)
     denominator = load_f32(state + _DENOMINATOR)
     if mask_bits(top > before) != 0:
-        factor = exp_f32(before - top)
+        factor = exp2_f32(before - top)
         denominator = denominator * factor
         for d in range(_VALUES, _VALUES + 4 * head_dim, 64):
             store_f32(state + d, load_f32(state + d) * factor)
@@ -402,7 +419,7 @@ def _merge(total: int, state: int, head_dim: int) -> None:
         return
     before = load_f32(total + _MAXIMUM)
     top = max_f32(maximum, before)
-    keep, add = exp_f32(before - top), exp_f32(maximum - top)
+    keep, add = exp2_f32(before - top), exp2_f32(maximum - top)
     store_f32(total + _MAXIMUM, top)
     for d in range(_DENOMINATOR, _VALUES + 4 * head_dim, 64):
         store_f32(total + d, fma(load_f32(state + d), add, load_f32(total + d) * keep))

@@ -71,10 +71,17 @@ def dot_keys(
             sources = k_at, next_at, next_at + 8 * SUB_BLOCKS
             bases, next_k, next_v = ([simd.load(at, I64, 8 * c) for c in places] for at in sources)
 
-            def look_ahead(d: Value) -> None:
+            def prefetch(d: Value) -> None:
+                for next_k_base in next_k:
+                    simd.prefetch(next_k_base + d * next_row_bytes)
+
+            def look_ahead(d: Value, u: int) -> None:
+                if half and ahead.literal_value == PREFETCH and u == 0:
+                    prefetch(d)
+                elif half and ahead.literal_value == PREFETCH:
+                    with builder.if_then((next_row_bytes > 32).llvm):  # else the two rows share a cache line
+                        prefetch(d)
                 for c, next_k_base, next_v_base in zip(places, next_k, next_v, strict=True):
-                    if half and ahead.literal_value == PREFETCH:
-                        simd.prefetch(next_k_base + d * next_row_bytes)
                     if not half and ahead.literal_value == COPY:
                         with builder.if_then((copies > 0).llvm):
                             copy = copies + (head_dim * c + d) * 64
@@ -83,7 +90,7 @@ def dot_keys(
 
             def body(d: Value, sums: list[Value]) -> list[Value]:
                 for u in range(_UNROLL):
-                    look_ahead(d + u)
+                    look_ahead(d + u, u)
                     row = (d + u) * row_bytes
                     k = [simd.load_f16(base + row) if half else simd.load_f32(base + row) for base in bases]
                     for r in range(count):

@@ -303,6 +303,20 @@ class Simd:
         scale = self.bitcast((exponent + 127) << 23, v.type)
         return self.select(v < low, self.like(v, 0.0), p * scale)
 
+    def exp2(self, v: Value) -> Value:
+        """2^v for v <= 0 to about 2 units in the last place; below -126 it is 2^-126, and 2^0 is 1.
+
+        v = n + r with |r| <= 1/2; a polynomial of degree 5 for 2^r (minimax, its constant 1), n added to its exponent.
+        """
+        x = self.max(v, self.like(v, -126.0))
+        n = x + 12582912.0
+        r = x - (n - 12582912.0)
+        p = self.like(v, 1.3264727e-3)
+        for c in (9.6715130e-3, 5.5507336e-2, 2.4022242e-1, 6.9314700e-1, 1.0):
+            p = self.fma(p, r, self.like(v, c))
+        integer = _with_element(v.type, I32)
+        return self.bitcast(self.bitcast(p, integer) + (self.bitcast(n, integer) << 23), v.type)
+
     def sum(self, v: Value) -> Value:
         """Sum of all lanes as a scalar, in a fixed order: halves are added until one lane is left."""
         return self._reduce(v, lambda a, b: a + b)

@@ -169,6 +169,12 @@ def exp_f32(simd: Simd, v: Value) -> Value:
     return simd.exp(v)
 
 
+@emits(F32x16, F32x16)
+def exp2_f32(simd: Simd, v: Value) -> Value:
+    """2^v of each lane, for v <= 0."""
+    return simd.exp2(v)
+
+
 @emits(F32x16, Mask16, F32x16, F32x16)
 def select_f32(simd: Simd, mask: Value, a: Value, b: Value) -> Value:
     """a where the mask is set, else b."""
