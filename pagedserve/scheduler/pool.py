@@ -21,7 +21,7 @@ class Pool:
         self.cache = PrefixCache()
         self.allocator = BlockAllocator(limits.num_blocks, self.cache)
         self._copy_sources: set[int] = set()  # blocks that the step being planned or in flight copies from
-        self._kept: list[int] = []  # their last references, given back when the step is answered
+        self._kept: list[int] = []  # last references to blocks that a step in flight reads, until it is answered
 
     # ---- sharing what is computed -----------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ class Pool:
         """Make the blocks that have become full findable.
 
         Where somebody else has published the same tokens meanwhile, the sequence goes on with that block and gives its
-        own back: a token's K and V are kept once.
+        own back: a token's K and V are kept once. What a step in flight reads is given back when that is answered.
         """
         if not self._limits.enable_prefix_caching:
             return
@@ -93,7 +93,10 @@ class Pool:
                 self.cache.insert(own, self.block_hash(sequence, index), parent, token_ids)
             elif published != own:
                 self.allocator.share(published)
-                self.allocator.release(own)
+                if sequence.num_steps_in_flight:
+                    self._kept.append(own)
+                else:
+                    self.allocator.release(own)
                 table[index] = published
             sequence.num_published_blocks = index + 1
 
@@ -162,7 +165,7 @@ class Pool:
         sequence.num_left_blocks = 0
 
     def settle(self) -> None:
-        """The step in flight has been answered: its copies' sources may go."""
+        """The first step in flight has been answered: what was kept for it may go."""
         for block_id in self._kept:
             self.allocator.release(block_id)
         self._kept.clear()

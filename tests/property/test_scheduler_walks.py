@@ -182,8 +182,9 @@ class SchedulerWalk(RuleBasedStateMachine):
     @precondition(lambda self: self.plans)
     @rule(num_run=st.integers(1, 2))
     def lose_the_team(self, num_run: int) -> None:
-        for plan in self.plans[:num_run]:
-            self.engine.team.run(plan)  # some of it was computed, nothing was reported
+        plans = self.plans[:num_run]
+        lost = [self.engine.team.run(plan) for plan in plans]  # some of it was computed, nothing was reported
+        assert [self.engine.team.run(plan) for plan in plans] == lost
 
     @precondition(lambda self: self.plans)
     @rule()

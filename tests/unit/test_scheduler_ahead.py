@@ -162,3 +162,20 @@ def test_no_step_is_planned_ahead_that_would_preempt() -> None:
     run_ahead(engine)
     for name, seed in (("a", 0), ("b", 1)):
         assert engine.tokens(name) == alone(generate(name, prompt_of(7, seed), max_tokens=9), engine.limits)
+
+
+def test_a_block_that_a_step_in_flight_reads_is_not_written_by_the_one_after_it() -> None:
+    engine = Engine()
+    same = prompt_of(6)  # two requests fill the same block: one gives its own back, while a step reads it
+    for name, prompt in (("a", same), ("b", same), ("c", prompt_of(5, 1)), ("d", prompt_of(8, 2))):
+        engine.add(generate(name, prompt, max_tokens=30))
+    scheduler, team, num_pairs = engine.scheduler, engine.team, 0
+    while scheduler.has_work or scheduler.in_flight:
+        while scheduler.has_work and scheduler.plan(0.0) is not None:
+            pass
+        plans = scheduler.in_flight
+        results = [team.run(plan) for plan in plans]
+        assert [team.run(plan) for plan in plans] == results
+        num_pairs += len(plans) == 2
+        engine.receive(scheduler.apply(results[0]))
+    assert num_pairs > 20
