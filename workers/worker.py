@@ -68,12 +68,12 @@ class Worker:
         self._socket.send(encode(ready))
         while True:
             message = receive(self._socket)
-            if isinstance(message, StepPlan):
+            if isinstance(message, StepPlan) and self._setup.worker_id in message.team:
                 self._socket.send(encode(self._step(message)))
             elif isinstance(message, Shutdown):
                 return
             else:
-                log.warning("dropped %s: expected StepPlan or Shutdown", type(message).__name__)
+                log.warning("dropped %s: expected a StepPlan for this worker, or Shutdown", type(message).__name__)
 
     def _step(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()

@@ -27,7 +27,7 @@ class Control:
         self._words = memory[:CONTROL_BYTES].view(np.int32)
 
     def abort(self) -> None:
-        """Free every worker that waits at a barrier; each then answers its plan with ok = False."""
+        """Free all that wait at a barrier, and let none begin a step: each answers its plans with ok = False."""
         self._words[ABORT] = 1
 
     def reset(self) -> None:

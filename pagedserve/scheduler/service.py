@@ -42,6 +42,7 @@ from pagedserve.contract.messages import (
     decode,
     encode,
 )
+from pagedserve.scheduler.invariants import InvariantError
 from pagedserve.scheduler.scheduler import Scheduler
 from pagedserve.scheduler.team import Outgoing, Team
 
@@ -303,7 +304,10 @@ class Service:
                 now = time.monotonic()
                 self._last_step_s = now - self._step_started
                 self._begin_step(now)  # the one that was sent ahead, if there is one
-                self._outputs += self._scheduler.apply(result)
+                try:
+                    self._outputs += self._scheduler.apply(result)
+                except ProtocolError as error:  # a bug of ours: better a new scheduler than one that waits for ever
+                    raise InvariantError(f"a worker's result does not fit its plan: {error}") from None
 
     def _on_join(self, identity: bytes, message: Join) -> None:
         if message.protocol != PROTOCOL or self._team.has(message.worker_id):

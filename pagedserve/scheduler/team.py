@@ -57,9 +57,8 @@ class Team:
         if not self._steps:
             return any(worker.state == "ready" for worker in self._workers.values())
         step = self._steps[0]
-        able = sum(worker.state in ("ready", "busy") for worker in self._workers.values())
-        team = step.plan.team
-        is_same = all(worker_id in self._workers for worker_id in team) and len(team) == min(able, self._setup.max_team)
+        able = {worker.worker_id for worker in self._workers.values() if worker.state in ("ready", "busy")}
+        is_same = able.issuperset(step.plan.team) and len(step.plan.team) == min(len(able), self._setup.max_team)
         return len(self._steps) == 1 and not step.failed and is_same
 
     def join(self, message: Join, identity: bytes) -> tuple[int, Outgoing]:

@@ -109,6 +109,12 @@ def test_speculation_does_not_show(case: Case) -> None:
     assert case.together(case.engine(num_speculative_tokens=4)) == case.alone
 
 
+def test_steps_planned_before_the_result_of_the_one_before_do_not_show(case: Case) -> None:
+    engine, one_by_one = case.engine(), case.engine(run_ahead=False)
+    assert case.together(engine) == case.together(one_by_one) == case.alone
+    assert engine.num_steps_ahead > 10 and one_by_one.num_steps_ahead == 0
+
+
 def test_forks_of_a_prompt_answer_as_requests_of_their_own(case: Case) -> None:
     engine = case.engine()
     prompt = case.prompts[2]

@@ -60,6 +60,11 @@ def row(name: str, value: int) -> Callable[[StepPlan], StepPlan]:
     return change
 
 
+def with_a_block_that_is_only_read(plan: StepPlan) -> StepPlan:
+    """16 tokens of the first sequence, and 9 of the second behind a computed block."""
+    return ids("query_start_loc", 1, 16)(ids("num_computed_tokens", 1, 16)(plan))
+
+
 def cut(column: str, num_bytes: int) -> Callable[[StepPlan], StepPlan]:
     """A column without its end."""
     return lambda plan: msgspec.structs.replace(plan, **{column: getattr(plan, column)[:-num_bytes]})
@@ -89,6 +94,7 @@ def cut(column: str, num_bytes: int) -> Callable[[StepPlan], StepPlan]:
         (ids("block_tables", 1, 16), "block_tables"),
         (ids("block_tables", 1, -2), "block_tables"),
         (cut("block_tables", 1), "block_tables"),
+        (lambda plan: ids("block_tables", 1, -1)(with_a_block_that_is_only_read(plan)), "block_tables"),
         (lambda plan: msgspec.structs.replace(plan, copies=pack_ids([0, 16])), "copies"),
         (lambda plan: msgspec.structs.replace(plan, copies=pack_ids([1])), "copies"),
         (row("token_index", 25), "rows"),
@@ -115,6 +121,10 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_column(
     with pytest.raises(ProtocolError, match=f"step 0: {column}: expected"):
         engine.compute(change(plan))
     assert engine.pool_bytes() == before
+
+
+def test_a_plan_that_only_reads_a_block_fits(engine: Engine, plan: StepPlan) -> None:
+    assert engine.compute(with_a_block_that_is_only_read(plan)).ok
 
 
 def test_a_sampled_id_comes_from_the_step_before(engine: Engine, plan: StepPlan) -> None:

@@ -3,7 +3,8 @@
 A context is cut at absolute positions: chunks of 64 tokens (one step of the online softmax) and splits of 256 (each
 with its own softmax state; states merge in order). A query row thus does the same operations in the same order in
 prefill and decode, beside any rows, in any chunking of its prompt, for every block_size and every team. Masked
-positions are left out, never multiplied by zero. Who computes what is decided in attention_plan.py.
+positions' values are left out, never multiplied by zero; to a denominator, which is at least 1, they add 2^-126. Who
+computes what is decided in attention_plan.py.
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ class Simd:
         return self.select(v < low, self.like(v, 0.0), p * scale)
 
     def exp2(self, v: Value) -> Value:
-        """2^v for v <= 0 to about 2 units in the last place; below -126 it is 2^-126, and 2^0 is 1.
+        """2^v for v <= 0 to about 2 units in the last place; never less than 2^-126, and 2^0 is 1.
 
         v = n + r with |r| <= 1/2; a polynomial of degree 5 for 2^r (minimax, its constant 1), n added to its exponent.
         """

@@ -10,7 +10,7 @@ from typing import Any
 
 from numba import njit
 
-from workers.kernels.attention_plan import plan_attention
+from workers.kernels.attention_plan import lowest_visible, plan_attention
 from workers.kernels.kv import KvPool
 from workers.kernels.sample import (
     BIAS_END,
@@ -68,7 +68,7 @@ MISFITS = (
     "num_computed_tokens: expected 1 to max_num_seqs of them, and no position beyond max_model_len",
     "query_start_loc: expected num_seqs + 1 rising numbers from 0 to the number of tokens",
     "block_table_start: expected num_seqs + 1 numbers from 0 to the number of block_tables, enough for all tokens",
-    "block_tables: expected block ids of the pool",
+    "block_tables: expected block ids of the pool, and -1 only where no token of the step sees the block",
     "copies: expected pairs of block ids of the pool",
     "rows: expected at most one for each token, that refer to tokens, history and biases of this plan",
     "history: expected token ids of the vocabulary or of the step before",
@@ -82,7 +82,7 @@ def lay_out(step: Any, windows: Any, pool: KvPool) -> int:
     """Check and complete a step whose addresses, lengths and limits are there; 0, or an index of MISFITS."""
     misfit = _count(step)
     if misfit == 0:
-        misfit = _place(step, pool.block_size)
+        misfit = _place(step, pool.block_size, _widest(windows))
     if misfit == 0:
         misfit = _check_rows(step)
     if misfit != 0:
@@ -93,6 +93,15 @@ def lay_out(step: Any, windows: Any, pool: KvPool) -> int:
             pool.num_kv_heads, row[WINDOW], step[MAX_STATES], row[WINDOW_PLAN], step[MAX_ITEMS],
         )  # fmt: skip
     return 0
+
+
+@njit(cache=True)
+def _widest(windows: Any) -> int:
+    """The widest window of any layer; 0 when one of them sees everything."""
+    widest = windows[0, WINDOW]
+    for row in windows:
+        widest = 0 if widest == 0 or row[WINDOW] == 0 else max(widest, row[WINDOW])
+    return widest
 
 
 @njit(cache=True)
@@ -124,8 +133,8 @@ def _count(step: Any) -> int:
 
 
 @njit(cache=True)
-def _place(step: Any, block_size: int) -> int:
-    """Positions and slots of all tokens, with their ids."""
+def _place(step: Any, block_size: int, window: int) -> int:
+    """Positions and slots of all tokens, with their ids. A block may be missing only where no token sees it."""
     starts, tables, table_starts = step[QUERY_START_LOC], step[BLOCK_TABLES], step[BLOCK_TABLE_START]
     num_seqs, num_blocks = step[NUM_SEQS], step[NUM_BLOCKS]
     if not _ids_hold(step, step[TOKEN_IDS], step[NUM_TOKENS], True):
@@ -149,10 +158,11 @@ def _place(step: Any, block_size: int) -> int:
             return _SEQS
         if table < 0 or table_end > step[LENGTHS + BLOCK_TABLES] // 4 or (table_end - table) * block_size < last:
             return _TABLE_STARTS
+        first_seen, last_seen = lowest_visible(position, window) // block_size, (last - 1) // block_size
+        if not _are_within(tables + 4 * (table + first_seen), last_seen + 1 - first_seen, 0, num_blocks):
+            return _TABLES
         for i in range(row, end):
             block_id = read_i32(tables + 4 * (table + position // block_size))
-            if block_id < 0:
-                return _TABLES
             write_i32(step[POSITIONS] + 4 * i, position)
             write_i32(step[SLOTS] + 4 * i, block_id * block_size + position % block_size)
             position += 1
