@@ -7,6 +7,7 @@ sent in the first message of each connection (Hello, Join); another version is r
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeVar, get_args
@@ -27,7 +28,9 @@ Int32 = npt.NDArray[np.int32]
 
 def pack_ids(values: Sequence[int] | Int32) -> Ids:
     """A column of int32 as little-endian bytes."""
-    return np.asarray(values, dtype="<i4").tobytes()
+    if isinstance(values, np.ndarray):
+        return values.astype("<i4", copy=False).tobytes()
+    return array("i", values).tobytes()  # quicker for few numbers; little-endian on every CPU that we run on
 
 
 def unpack_ids(column: Ids) -> Int32:

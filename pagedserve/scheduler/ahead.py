@@ -27,8 +27,7 @@ def next_batch(in_flight: Batch, limits: Limits, pool: Pool, queues: Queues) -> 
         num_missing += pool.num_missing(part.sequence, _num_to_come(part))
     if not going_on or num_missing > pool.allocator.num_available:
         return None
-    num_seats = sum(part.sequence.num_seats for part in going_on)
-    if queues.waiting and num_seats < limits.max_num_seqs:
+    if queues.waiting and len(going_on) < limits.max_num_seqs:
         return None  # somebody may be admitted
     batch = Batch(limits)
     for part in going_on:

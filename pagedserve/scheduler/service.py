@@ -358,9 +358,10 @@ class Service:
 
     def _step_ahead(self) -> None:
         """Plan the step after the running one, once that is about to end."""
-        if self._waits_to_step_ahead and time.monotonic() >= self._ahead_at:
+        now = time.monotonic()
+        if self._waits_to_step_ahead and now >= self._ahead_at:
             self._ahead_at = math.inf  # if it cannot be planned now, it is after the result
-            plan = self._scheduler.plan(self._step_started)
+            plan = self._scheduler.plan(now)
             if plan is not None:
                 self._send_team(self._team.start(plan))
 

@@ -10,8 +10,9 @@ import pytest
 
 from pagedserve.contract.errors import ProtocolError
 from pagedserve.contract.messages import SAMPLE_ROW, StepPlan, pack_ids, pack_sample_row, unpack_ids
-from pagedserve.contract.sampling import sampling_params
+from pagedserve.contract.sampling import MAX_LOGPROBS, sampling_params
 from tests.engine import Engine
+from workers.kernels import step
 
 VALUES = (3, -1, 2, 7, 2**63 + 1, 9, 0.5, 0.75, 0.25, 1.5, -0.5, 2.0, 4, 6, 1, 0, 2)
 
@@ -19,6 +20,10 @@ VALUES = (3, -1, 2, 7, 2**63 + 1, 9, 0.5, 0.75, 0.25, 1.5, -0.5, 2.0, 4, 6, 1, 0
 def test_a_packed_row_has_the_fields_of_sample_row_in_their_order() -> None:
     [row] = np.frombuffer(pack_sample_row(*VALUES), dtype=SAMPLE_ROW)
     assert row.tolist() == VALUES
+
+
+def test_each_row_has_room_for_as_many_logprobs_as_may_be_asked_for() -> None:
+    assert step.MAX_LOGPROBS == MAX_LOGPROBS
 
 
 @pytest.fixture(scope="module")

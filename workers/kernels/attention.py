@@ -27,37 +27,21 @@ from workers.kernels.attention_inner import (
     tile_size,
 )
 from workers.kernels.attention_plan import MAX_VECTORS, SPLIT, lowest_visible
+from workers.kernels.attention_state import VALUES, clear_states, merge, softmax, state_bytes, write_rows
 from workers.kernels.kv import F16_BYTES, KvPool, k_address
 from workers.kernels.vector import (
-    exp2_f32,
-    fma,
-    lane_numbers,
     load_f16,
-    load_f32,
-    mask_bits,
-    max_f32,
-    maximum_f32,
     read_f32,
     read_i32,
     read_i64,
-    select_f32,
-    splat_f32,
     store_f32,
-    sum_f32,
     write_f32,
     write_i32,
     write_i64,
 )
 
-_LOWEST = float(np.finfo(np.float32).min)  # the maximum of no scores: finite, so that differences stay numbers
 _LOG2_E = math.log2(math.e)
 _DIRECT_VECTORS = 8  # up to so many query vectors float16 is converted in registers at each use, beyond it once for all
-
-# A softmax state of one query vector: 16 lanes that all hold the maximum, 16 lanes whose sum is the denominator, then
-# head_dim sums of weighted values; all float32.
-_MAXIMUM = 0
-_DENOMINATOR = 64
-_VALUES = 128
 
 # The work buffer: addresses of K and V of this chunk, of the next chunk, and of their copies in float32; scores of a
 # register tile; positions of the query vectors, since divisions are slow; then arrays.
@@ -74,13 +58,13 @@ _tile_size = njit(cache=True)(tile_size)
 
 def attention_work_bytes(head_dim: int) -> int:
     """Bytes of the buffer, private to a worker, that attention_tile and combine_tile work in."""
-    state = _VALUES + 4 * head_dim
+    state = state_bytes.py_func(head_dim)
     return _ARRAYS + MAX_VECTORS * (4 * head_dim + 2 * state) + 2 * 2 * CHUNK * head_dim * 4
 
 
 def attention_scratch_bytes(max_model_len: int, num_heads: int, head_dim: int) -> int:
     """Bytes of partial states that the team shares: those of max_partial_states."""
-    return max_partial_states(max_model_len, num_heads) * (_VALUES + 4 * head_dim)
+    return max_partial_states(max_model_len, num_heads) * state_bytes.py_func(head_dim)
 
 
 def max_partial_states(max_model_len: int, num_heads: int) -> int:
@@ -144,11 +128,11 @@ def attention_tile_ahead(
     next_item and next_kv_head, which this worker will probably attend to next (0: nobody knows).
     """
     head_dim, group = pool.head_dim, num_heads // pool.num_kv_heads
-    state_bytes = _VALUES + 4 * head_dim
+    size = state_bytes(head_dim)
     queries = work + _ARRAYS
     states = queries + MAX_VECTORS * 4 * head_dim
-    totals = states + MAX_VECTORS * state_bytes
-    copies = totals + MAX_VECTORS * state_bytes
+    totals = states + MAX_VECTORS * size
+    copies = totals + MAX_VECTORS * size
     next_copies = copies + 2 * CHUNK * head_dim * 4
     position, num_rows = read_i32(item + plan.POSITION), read_i32(item + plan.NUM_ROWS)
     num_vectors = num_rows * group
@@ -164,7 +148,7 @@ def attention_tile_ahead(
     buffered = half and ahead == COPY
     copied = half and ahead != COPY and num_vectors > _DIRECT_VECTORS
     if partial < 0:
-        _clear_states(totals, num_vectors, head_dim)
+        clear_states(totals, num_vectors, head_dim)
     this, following = work + _THIS, work + _NEXT
     _find_chunk(pool, layer, kv_head, table, low // CHUNK * CHUNK, low, high, following)
     if buffered:
@@ -182,8 +166,8 @@ def attention_tile_ahead(
         if begin % SPLIT == 0 or begin <= low:  # the first chunk of a split, or of all
             if partial >= 0:
                 index = (begin // SPLIT - read_i32(item + plan.SPLIT_BEGIN)) * pool.num_kv_heads + kv_head
-                states = partials + (partial + index * num_vectors) * state_bytes
-            _clear_states(states, num_vectors, head_dim)
+                states = partials + (partial + index * num_vectors) * size
+            clear_states(states, num_vectors, head_dim)
         if copied:
             _copy_chunk(pool, this, copies)
         sources = this
@@ -198,10 +182,10 @@ def attention_tile_ahead(
             copies, next_copies = next_copies, copies
         if partial < 0 and (begin + CHUNK >= high or (begin + CHUNK) % SPLIT == 0):
             for j in range(num_vectors):
-                _merge(totals + j * state_bytes, states + j * state_bytes, head_dim)
+                merge(totals + j * size, states + j * size, head_dim)
     if partial < 0:
         first_out = out + read_i32(item + plan.ROW_BEGIN) * out_row_bytes + kv_head * group * head_dim * 4
-        _write_rows(totals, num_vectors, group, head_dim, first_out, out_row_bytes)
+        write_rows(totals, num_vectors, group, head_dim, first_out, out_row_bytes)
 
 
 @njit(cache=True)
@@ -210,16 +194,16 @@ def combine_tile(
 ) -> None:
     """Merge the partial states of a combine item's rows, in order of their splits, and write their output."""
     head_dim, group = pool.head_dim, num_heads // pool.num_kv_heads
-    state_bytes = _VALUES + 4 * head_dim
+    size = state_bytes(head_dim)
     totals = work + _ARRAYS
     num_vectors = read_i32(item + plan.NUM_ROWS) * group
-    _clear_states(totals, num_vectors, head_dim)
+    clear_states(totals, num_vectors, head_dim)
     for split in range(read_i32(item + plan.SPLIT_END) - read_i32(item + plan.SPLIT_BEGIN)):
         first = read_i32(item + plan.PARTIAL) + (split * pool.num_kv_heads + kv_head) * num_vectors
         for j in range(num_vectors):
-            _merge(totals + j * state_bytes, partials + (first + j) * state_bytes, head_dim)
+            merge(totals + j * size, partials + (first + j) * size, head_dim)
     first_out = out + read_i32(item + plan.ROW_BEGIN) * out_row_bytes + kv_head * group * head_dim * 4
-    _write_rows(totals, num_vectors, group, head_dim, first_out, out_row_bytes)
+    write_rows(totals, num_vectors, group, head_dim, first_out, out_row_bytes)
 
 
 @njit(cache=True)
@@ -307,7 +291,7 @@ def _attend_chunk(
 ) -> None:
     """One step of the online softmax, for all query vectors: a chunk's scores, weights and weighted values."""
     head_dim = pool.head_dim
-    state_bytes = _VALUES + 4 * head_dim
+    size = state_bytes(head_dim)
     v, next_v = this + _V, following + _V
     j = 0
     while j < num_vectors:
@@ -319,22 +303,22 @@ def _attend_chunk(
             for r in range(count):
                 low, high = _visible(read_i32(positions + 4 * (j + r)), window, begin)
                 if low < high:
-                    _softmax(scores + r * SCORES_BYTES, low, high, states + (j + r) * state_bytes, head_dim)
+                    softmax(scores + r * SCORES_BYTES, low, high, states + (j + r) * size, head_dim)
             # The tokens that all of the tile's rows see are added for all at once, those before and after row by row.
             all_low, all_high = _visible(last, window, begin)[0], _visible(first, window, begin)[1]
             if all_low >= all_high:
                 all_low = all_high = CHUNK
             for r in range(count):
                 low, high = _visible(read_i32(positions + 4 * (j + r)), window, begin)
-                weights, state = scores + r * SCORES_BYTES, states + (j + r) * state_bytes
+                weights, state = scores + r * SCORES_BYTES, states + (j + r) * size
                 if low < min(high, all_low):
                     _add_values(ahead, 1, half, weights, v, next_v, head_dim, low, min(high, all_low), state)
             if all_low < all_high:
-                state = states + j * state_bytes
+                state = states + j * size
                 _add_values(ahead, count, half, scores, v, next_v, head_dim, all_low, all_high, state)
             for r in range(count):
                 low, high = _visible(read_i32(positions + 4 * (j + r)), window, begin)
-                weights, state = scores + r * SCORES_BYTES, states + (j + r) * state_bytes
+                weights, state = scores + r * SCORES_BYTES, states + (j + r) * size
                 if max(low, all_high) < high:
                     _add_values(ahead, 1, half, weights, v, next_v, head_dim, max(low, all_high), high, state)
         j += count
@@ -371,67 +355,5 @@ def _add_values(
     end: int,
     state: int,
 ) -> None:
-    sums, sums_row_bytes = state + _VALUES, _VALUES + 4 * head_dim
+    sums, sums_row_bytes = state + VALUES, state_bytes(head_dim)
     add_values(literally(ahead), count, half, weights, v, next_v, head_dim, begin, end, sums, sums_row_bytes)
-
-
-@njit(cache=True)
-def _softmax(scores: int, low: int, high: int, state: int, head_dim: int) -> None:
-    """Turn a query vector's 64 scores into weights (of those within low … high), and bring its state up to date."""
-    s0, s1, s2, s3 = load_f32(scores), load_f32(scores + 64), load_f32(scores + 128), load_f32(scores + 192)
-    if low > 0 or high < CHUNK:
-        lowest, lanes = splat_f32(_LOWEST), lane_numbers()
-        s0 = select_f32((lanes >= low) & (lanes < high), s0, lowest)
-        s1 = select_f32((lanes >= low - 16) & (lanes < high - 16), s1, lowest)
-        s2 = select_f32((lanes >= low - 32) & (lanes < high - 32), s2, lowest)
-        s3 = select_f32((lanes >= low - 48) & (lanes < high - 48), s3, lowest)
-    before = load_f32(state + _MAXIMUM)
-    top = max_f32(splat_f32(maximum_f32(max_f32(max_f32(s0, s1), max_f32(s2, s3)))), before)
-    p0, p1, p2, p3 = exp2_f32(s0 - top), exp2_f32(s1 - top), exp2_f32(s2 - top), exp2_f32(s3 - top)
-    store_f32(scores, p0)
-    store_f32(scores + 64, p1)
-    store_f32(scores + 128, p2)
-    store_f32(scores + 192, p3)
-    denominator = load_f32(state + _DENOMINATOR)
-    if mask_bits(top > before) != 0:
-        factor = exp2_f32(before - top)
-        denominator = denominator * factor
-        for d in range(_VALUES, _VALUES + 4 * head_dim, 64):
-            store_f32(state + d, load_f32(state + d) * factor)
-        store_f32(state + _MAXIMUM, top)
-    store_f32(state + _DENOMINATOR, denominator + ((p0 + p1) + (p2 + p3)))
-
-
-@njit(cache=True)
-def _clear_states(states: int, count: int, head_dim: int) -> None:
-    """Make states of nothing seen."""
-    for j in range(count):
-        state = states + j * (_VALUES + 4 * head_dim)
-        store_f32(state + _MAXIMUM, splat_f32(_LOWEST))
-        for d in range(_DENOMINATOR, _VALUES + 4 * head_dim, 64):
-            store_f32(state + d, splat_f32(0.0))
-
-
-@njit(cache=True)
-def _merge(total: int, state: int, head_dim: int) -> None:
-    """Add what `state` has seen to `total`; nothing happens, to the bit, if it has seen nothing."""
-    maximum = load_f32(state + _MAXIMUM)
-    if mask_bits(maximum > _LOWEST) == 0:
-        return
-    before = load_f32(total + _MAXIMUM)
-    top = max_f32(maximum, before)
-    keep, add = exp2_f32(before - top), exp2_f32(maximum - top)
-    store_f32(total + _MAXIMUM, top)
-    for d in range(_DENOMINATOR, _VALUES + 4 * head_dim, 64):
-        store_f32(total + d, fma(load_f32(state + d), add, load_f32(total + d) * keep))
-
-
-@njit(cache=True)
-def _write_rows(totals: int, num_vectors: int, group: int, head_dim: int, out: int, out_row_bytes: int) -> None:
-    """Weighted values over denominators, as float32 rows of the batch."""
-    for j in range(num_vectors):
-        total = totals + j * (_VALUES + 4 * head_dim)
-        row = out + j // group * out_row_bytes + j % group * head_dim * 4
-        denominator = splat_f32(sum_f32(load_f32(total + _DENOMINATOR)))
-        for d in range(0, 4 * head_dim, 64):
-            store_f32(row + d, load_f32(total + _VALUES + d) / denominator)
