@@ -121,7 +121,7 @@ class Engine:
     def compute(self, plan: StepPlan) -> StepResult:
         """Run a plan as a team of one."""
         plan = msgspec.structs.replace(plan, team=(0,))
-        assert self.forward.run(plan, 1)
+        assert self.forward.run(plan)
         return StepResult(step_id=plan.step_id, worker_id=0, ok=True, **self.forward.results(plan))
 
     def logits(self) -> npt.NDArray[np.float32]:

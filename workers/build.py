@@ -7,22 +7,39 @@ same in every member of a team; only the addresses are a process's own.
 from __future__ import annotations
 
 from pagedserve.contract.messages import Setup
+from pagedserve.models.spec import ModelSpec
 from workers.arena import Arena
-from workers.kernels import program as p
-from workers.kernels.linear_pack import BLOCK, is_quantized
+from workers.kernels import operations as p
+from workers.kernels.linear import GELU_TANH, SILU
+from workers.kernels.linear_pack import BLOCK, WTYPE_Q8_0, is_quantized
 from workers.kernels.quantize import act_row_bytes
+from workers.kernels.rope import PAIR_ADJACENT, PAIR_HALVES
 from workers.weights import Matrix, Weights
 
 _NORMS = {"rms": p.NORM_RMS, "layer": p.NORM_LAYER}
-_ACTIVATIONS = {"silu": p.SILU, "gelu_tanh": p.GELU_TANH}
-_PAIRINGS = {"adjacent": p.PAIR_ADJACENT, "halves": p.PAIR_HALVES}
+_ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
+_PAIRINGS = {"adjacent": PAIR_ADJACENT, "halves": PAIR_HALVES}
+
+
+_PRIVATE = ("normed", "q_hidden")  # the forms of a norm's output
+
+
+def private_bytes(spec: ModelSpec) -> int:
+    """Bytes that a member needs for itself: what a norm gives for PRIVATE_ROWS rows, in each form."""
+    return len(_PRIVATE) * _form_bytes(spec)
+
+
+def _form_bytes(spec: ModelSpec) -> int:
+    row_bytes = max(4 * spec.hidden_size, 2 * act_row_bytes(WTYPE_Q8_0, spec.hidden_size))  # 2: the head's terms
+    return p.PRIVATE_ROWS * (-(-row_bytes // 64) * 64)
 
 
 class ProgramBuilder:
     """Appends operations. Every operand is an address, every width a number of float32."""
 
-    def __init__(self, setup: Setup, weights: Weights, arena: Arena) -> None:
+    def __init__(self, setup: Setup, weights: Weights, arena: Arena, private: int) -> None:
         self._setup, self._weights, self._arena = setup, weights, arena
+        self._private = private  # address of private_bytes of this member's own
         self._spec = weights.layout.spec
         self.ops: list[list[int]] = []
         self.numbers: list[float] = []
@@ -64,6 +81,12 @@ class ProgramBuilder:
             self._at("top_ids"),
             self._at("top_logprobs"),
         )
+
+    def link(self) -> None:
+        """Say of each matrix which is read after it: the next one, and after the last the first of the next step."""
+        linear = [index for index, op in enumerate(self.ops) if op[p.CODE] in (p.LINEAR, p.GATED)]
+        for index, following in zip(linear, [*linear[1:], linear[0]], strict=True):
+            self.ops[index][p.NEXT] = following
 
     @property
     def _logits_width(self) -> int:
@@ -128,6 +151,8 @@ class ProgramBuilder:
                 gate.n_out,
                 self._at("q_hidden"),
                 act_row_bytes(gate.wtype, gate.n_in),
+                self._private_at("q_hidden"),
+                0,
                 self._matrix(up),
                 _ACTIVATIONS[spec.activation],
                 self._at("q_activated"),
@@ -192,6 +217,8 @@ class ProgramBuilder:
             int(gather),
             0,
             num_terms,
+            self._private_at("normed"),
+            self._private_at("q_hidden") if quantized else 0,
             number=self._spec.norm_eps,
         )
 
@@ -217,6 +244,8 @@ class ProgramBuilder:
             matrix.n_out,
             self._at(quantized if is_quantized(matrix.wtype) else source),
             act_row_bytes(matrix.wtype, matrix.n_in),
+            self._private_at(quantized if is_quantized(matrix.wtype) else source),
+            0,
             out,
             out_width,
             self._bias(name),
@@ -249,6 +278,10 @@ class ProgramBuilder:
 
     def _at(self, name: str) -> int:
         return self._arena.address(name)
+
+    def _private_at(self, name: str) -> int:
+        """This member's own place for a norm's output of few rows; 0 for what is no norm's output."""
+        return self._private + _PRIVATE.index(name) * _form_bytes(self._spec) if name in _PRIVATE else 0
 
     def _matrix(self, matrix: Matrix) -> int:
         return self._weights.address + matrix.offset

@@ -14,7 +14,7 @@ from pagedserve.contract import segments
 from pagedserve.contract.errors import ProtocolError
 from pagedserve.contract.messages import SAMPLE_ROW, Setup, StepPlan
 from workers.arena import LOGITS_ROWS, Arena
-from workers.build import ProgramBuilder
+from workers.build import ProgramBuilder, private_bytes
 from workers.kernels import program as p
 from workers.kernels import step as st
 from workers.kernels.attention import attention_work_bytes, max_partial_states
@@ -39,10 +39,13 @@ class Forward:
             setup.block_size,
             2 if setup.pool_dtype == "float16" else 4,
         )
-        builder = ProgramBuilder(setup, weights, arena)
+        self._worker_id = setup.worker_id
+        self._private = np.zeros(private_bytes(spec) + 64, dtype=np.uint8)
+        builder = ProgramBuilder(setup, weights, arena, int(self._private.ctypes.data) + 63 & -64)
         builder.body()
         self._num_body = len(builder.ops)
         builder.tail()
+        builder.link()
         self._ops = np.array(builder.ops, dtype=np.int64)
         self._numbers = np.array(builder.numbers, dtype=np.float64)
         work_bytes = max(attention_work_bytes(spec.head_dim), sample_work_bytes(spec.vocab_size))
@@ -71,8 +74,8 @@ class Forward:
         ):
             self._step[column] = value
 
-    def run(self, plan: StepPlan, team_size: int) -> bool:
-        """One step, together with the other members; False when it was aborted. Results are in the arena.
+    def run(self, plan: StepPlan) -> bool:
+        """One step, together with the other members of its team; False when it was aborted. Results are in the arena.
 
         ProtocolError when the plan's columns do not fit together, or exceed the instance's limits.
         """
@@ -86,8 +89,8 @@ class Forward:
         self._step[st.SAMPLED] = arena.sampled_address(plan.step_id)
         self._step[st.SAMPLED_BEFORE] = arena.sampled_address(plan.step_id - 1)
         outcome = p.run(
-            self._ops, self._numbers, self._num_body, self._step, self._windows, self._pool, arena.control, team_size,
-            self._scratch, self._work_address, LOGITS_ROWS,
+            self._ops, self._numbers, self._num_body, self._step, self._windows, self._pool, arena.control,
+            len(plan.team), plan.team.index(self._worker_id), self._scratch, self._work_address, LOGITS_ROWS,
         )  # fmt: skip
         if outcome > 0:
             raise ProtocolError(f"step {plan.step_id}: {st.MISFITS[outcome]}")

@@ -78,7 +78,7 @@ class Worker:
     def _step(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         worker_id = self._setup.worker_id
-        completed = self._forward.run(plan, len(plan.team))
+        completed = self._forward.run(plan)
         kernel_time_s = time.perf_counter() - started
         if not completed or plan.team[0] != worker_id:
             return StepResult(step_id=plan.step_id, worker_id=worker_id, ok=completed)

@@ -64,39 +64,47 @@ def _tile_rows(left: int) -> int:
 
 
 @njit(cache=True)
-def _sums(wtype: int, w: int, n_in: int, num_panels: int, x: int, x_row_bytes: int, num_rows: int, sums: int) -> None:
+def _sums(
+    wtype: int, w: int, n_in: int, num_panels: int, x: int, x_row_bytes: int, num_rows: int, sums: int, following: int,
+) -> None:
     """sums[row, panel, 16] = w x, of up to SUM_PANELS panels that begin at w, and up to PASS_ROWS rows."""
     steps = n_in // BLOCK if wtype >= WTYPE_Q4_0 else n_in
     stride = panel_bytes(wtype, n_in)
+    end = w + num_panels * stride
     for panel in range(num_panels):
         row = 0
         while row < num_rows:
             left = num_rows - row
             height = _tile_rows(left)
             at, to = x + row * x_row_bytes, sums + row * SUM_ROW_BYTES + 64 * panel
-            register_tile(height, wtype, w + panel * stride, steps, at, x_row_bytes, left - 1, to, SUM_ROW_BYTES)
+            register_tile(
+                height, wtype, w + panel * stride, steps, at, x_row_bytes, left - 1, to, SUM_ROW_BYTES, end, following
+            )
             row += height
 
 
 @njit(cache=True)
 def linear_tile(
     wtype: int, w: int, n_in: int, panel_begin: int, panel_end: int, x: int, x_row_bytes: int, row_begin: int,
-    row_end: int, out: int, out_width: int, n_out: int, bias: int, residual: int, num_terms: int,
+    row_end: int, out: int, out_width: int, n_out: int, bias: int, residual: int, num_terms: int, following: int = 0,
 ) -> None:
     """out[row, col] = w[col] x[row] (+ bias[col]) (+ residual[row, col]) of some panels and rows.
 
     `w` is a packed [n_out, n_in] layer; `x` holds activation rows as act_row_bytes says; out and residual are float32
     with rows `out_width` numbers apart, bias is float32 [n_out]; bias and residual 0: none; residual may be out. Where
-    num_terms is 2, a row of x is two activation rows (quantize_row_twice), whose products are added.
+    num_terms is 2, a row of x is two activation rows (quantize_row_twice), whose products are added. `following` is
+    where the weights begin that this worker reads next, which it asks for at the end (0: right behind these).
     """
     sums = stack(SUMS_BYTES)
     stride, pass_rows = panel_bytes(wtype, n_in), PASS_ROWS // num_terms
     for panel in range(panel_begin, panel_end, SUM_PANELS):
         num_panels = min(SUM_PANELS, panel_end - panel)
+        begins = w + panel * stride
+        coming = begins + num_panels * stride if following == 0 or panel + num_panels < panel_end else following
         for begin in range(row_begin, row_end, pass_rows):
             num_rows = min(pass_rows, row_end - begin)
             at = x + begin * num_terms * x_row_bytes
-            _sums(wtype, w + panel * stride, n_in, num_panels, at, x_row_bytes, num_rows * num_terms, sums)
+            _sums(wtype, begins, n_in, num_panels, at, x_row_bytes, num_rows * num_terms, sums, coming)
             for row in range(num_rows):
                 for p in range(num_panels):
                     col = (panel + p) * PANEL
@@ -114,22 +122,25 @@ def linear_tile(
 @njit(cache=True)
 def gated_tile(
     kind: int, wtype: int, gate: int, up: int, n_in: int, panel_begin: int, panel_end: int, x: int, x_row_bytes: int,
-    row_begin: int, row_end: int, out: int, out_row_bytes: int,
+    row_begin: int, row_end: int, out: int, out_row_bytes: int, following: int = 0,
 ) -> None:
     """Quantised act(gate x) * (up x) of some panels and rows: two linear_tiles, activation and quantize_row in one.
 
     kind is SILU or GELU_TANH; gate and up are packed layers of one type and shape, their outputs a multiple of 32;
-    panel_begin and panel_end are even; out holds quantised rows, `out_row_bytes` apart. The bits are the unfused ones.
+    panel_begin and panel_end are even; out holds quantised rows, `out_row_bytes` apart; `following` as in linear_tile.
+    The bits are the unfused ones.
     """
     gate_sums, up_sums = stack(SUMS_BYTES), stack(SUMS_BYTES)
     stride = panel_bytes(wtype, n_in)
     for panel in range(panel_begin, panel_end, SUM_PANELS):
         num_panels = min(SUM_PANELS, panel_end - panel)
+        this_gate, this_up = gate + panel * stride, up + panel * stride
+        coming = this_gate + num_panels * stride if following == 0 or panel + num_panels < panel_end else following
         for begin in range(row_begin, row_end, PASS_ROWS):
             num_rows = min(PASS_ROWS, row_end - begin)
             at = x + begin * x_row_bytes
-            _sums(wtype, gate + panel * stride, n_in, num_panels, at, x_row_bytes, num_rows, gate_sums)
-            _sums(wtype, up + panel * stride, n_in, num_panels, at, x_row_bytes, num_rows, up_sums)
+            _sums(wtype, this_gate, n_in, num_panels, at, x_row_bytes, num_rows, gate_sums, this_up)
+            _sums(wtype, this_up, n_in, num_panels, at, x_row_bytes, num_rows, up_sums, coming)
             for row in range(num_rows):
                 for p in range(0, num_panels, 2):
                     offset = row * SUM_ROW_BYTES + 64 * p

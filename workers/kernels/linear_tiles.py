@@ -51,12 +51,13 @@ _PAST_L2 = 0
 @intrinsic
 def register_tile(
     typing_context: Any, num_rows: Any, wtype: Any, panel: Any, steps: Any, x: Any, row_stride: Any, last_row: Any,
-    sums: Any, sums_stride: Any,
+    sums: Any, sums_stride: Any, end: Any, following: Any,
 ) -> Any:
     """sums[row, 16] float32 = the panel's weights times x[row], for num_rows (one of TILE_ROWS) rows.
 
     `steps` counts blocks of a quantised type, or inputs of a float type. Row i of x is at x + row_stride * min(i,
-    last_row): a tile may be taller than what is left. Row i of sums is at sums + sums_stride * i.
+    last_row): a tile may be taller than what is left. Row i of sums is at sums + sums_stride * i. Weights are asked for
+    PREFETCH_BYTES before they are read, in the order of reading: up to `end`, and then from `following` on.
     """
 
     def generate(context: Any, builder: Any, sig: Any, args: Sequence[Any]) -> Any:
@@ -70,12 +71,12 @@ def register_tile(
         s.switch(kind, ALL_WTYPES, lambda wtype: s.switch(height, TILE_ROWS, lambda num_rows: tile(wtype, num_rows)))
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 9), generate
+    return types.void(*(types.int64,) * 11), generate
 
 
 def emit_quantized_tile(
     s: Simd, wtype: int, num_rows: int, panel: Any, num_blocks: Any, x: Any, row_stride: Any, last_row: Any, sums: Any,
-    sums_stride: Any,
+    sums_stride: Any, end: Any, following: Any,
 ) -> None:
     """sums = scale * (d * dot) for each half, + m * scaled_sum; block after block."""
     rows = _rows(s, x, row_stride, last_row, num_rows)
@@ -84,8 +85,9 @@ def emit_quantized_tile(
     def block(i: Value, totals: list[Value]) -> list[Value]:
         stream = s.wrap(panel) + i * size
         records = [row + i * RECORD_BYTES for row in rows]
+        coming = _coming(s, stream, PREFETCH_BYTES // size * size, end, following)
         for line in range(0, size, 64):
-            s.prefetch(stream, PREFETCH_BYTES + line, _PAST_L2)
+            s.prefetch(coming, line, _PAST_L2)
         d = s.load_f16(stream)
         minus_magic_d = d * -MAGIC_FLOAT
         for half in (0, 1):
@@ -111,7 +113,7 @@ def emit_quantized_tile(
 
 def emit_float_tile(
     s: Simd, wtype: int, num_rows: int, panel: Any, n_in: Any, x: Any, row_stride: Any, last_row: Any, sums: Any,
-    sums_stride: Any,
+    sums_stride: Any, end: Any, following: Any,
 ) -> None:
     """sums = w * x, one fused multiply-add after the other."""
     load = {WTYPE_F32: s.load_f32, WTYPE_F16: s.load_f16, WTYPE_BF16: s.load_bf16}[wtype]
@@ -120,12 +122,18 @@ def emit_float_tile(
 
     def step(k: Value, totals: list[Value]) -> list[Value]:
         stream = s.wrap(panel) + k * size
-        s.prefetch(stream, PREFETCH_BYTES, _PAST_L2)
+        s.prefetch(_coming(s, stream, PREFETCH_BYTES, end, following), 0, _PAST_L2)
         weights = load(stream)
         inputs = [s.load_splat_f32(row + k * 4) for row in rows]
         return [s.fma(weights, *terms) for terms in zip(inputs, totals, strict=True)]
 
     _store(s, sums, sums_stride, s.loop(0, n_in, 1, [s.f32(0.0)] * num_rows, step))
+
+
+def _coming(s: Simd, stream: Value, distance: int, end: Any, following: Any) -> Value:
+    """What will be read `distance` bytes from here, where reading goes on at `following` behind `end`."""
+    coming = stream + distance
+    return s.select(coming < s.wrap(end), coming, coming + (s.wrap(following) - s.wrap(end)))
 
 
 def _rows(s: Simd, x: Any, stride: Any, last_row: Any, num_rows: int) -> list[Value]:

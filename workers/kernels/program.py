@@ -1,7 +1,6 @@
 """The program: a list of operations over addresses, which every member of a team runs together, tile by tile.
 
-`workers/build.py` writes the list once per model; `run` interprets it once per step. An operation is a row of int64
-(code, counter, barrier, then the arguments listed at each code) and one float64.
+`workers/build.py` writes the list once per model, as operations.py says; `run` interprets it once per step.
 """
 
 from __future__ import annotations
@@ -17,12 +16,33 @@ from workers.kernels.attention_inner import PREFETCH
 from workers.kernels.attention_plan import ITEM_BYTES, NUM_ROWS, PARTIAL, ROW_BEGIN
 from workers.kernels.embedding import embed_row
 from workers.kernels.kv import KvPool, copy_block, write_kv
-from workers.kernels.linear import GELU_TANH, SILU, gated_tile, linear_tile
-from workers.kernels.linear_pack import BLOCK, PANEL
+from workers.kernels.linear import SILU
+from workers.kernels.linear_op import is_shared_out, linear_tiles, run_linear_tile, run_share
+from workers.kernels.linear_pack import BLOCK
 from workers.kernels.linear_tiles import RECORD_BYTES
 from workers.kernels.norm import layer_norm_row, rms_norm_row
+from workers.kernels.operations import (
+    ACTIVATE,
+    ARGUMENTS,
+    ATTENTION,
+    BARRIER,
+    CODE,
+    COMBINE,
+    COPY_BLOCKS,
+    COUNTER,
+    EMBED,
+    GATED,
+    LINEAR,
+    NORM,
+    NORM_RMS,
+    PRIVATE_OUT,
+    PRIVATE_ROWS,
+    QK_ROPE_WRITE,
+    QUANTIZE,
+    SAMPLE,
+)
 from workers.kernels.quantize import quantize_row, quantize_row_twice
-from workers.kernels.rope import PAIR_ADJACENT, PAIR_HALVES, rope_head
+from workers.kernels.rope import rope_head
 from workers.kernels.sample import ROW_BYTES, sample
 from workers.kernels.simd import isa_name
 from workers.kernels.step import (
@@ -49,32 +69,11 @@ from workers.kernels.step import (
 from workers.kernels.sync import ABORT, barrier, claim, next_claim
 from workers.kernels.vector import load_acquire_i32, load_first, read_i32, store_first
 
-__all__ = ["GELU_TANH", "PAIR_ADJACENT", "PAIR_HALVES", "SILU", "isa_name", "run"]
-
-OP_COLUMNS = 20
-
-# Operations. Arguments are addresses (0: absent) and sizes; "width" is the distance of two rows in float32.
-EMBED = 0  # wtype, matrix, n, out, position_embed; float: scale
-NORM = 1  # kind, source, out, quantized out, weight, bias, n, gather, residual, num_terms; float: eps
-LINEAR = 2  # wtype, matrix, n_in, n_out, source, source row bytes, out, out width, bias, residual, num_terms
-QK_ROPE_WRITE = 3  # layer, qkv, width, cos, sin, rope_dim, pairing, q_norm, k_norm, num_heads; float: eps
-ATTENTION = 4  # layer, qkv, width, out, num_heads, window index, quantized out; float: scale
-COMBINE = 5  # out, num_heads, window index, quantized out
-QUANTIZE = 6  # source, n, out
-ACTIVATE = 7  # kind, gated, gate and up, width, n, out, quantized out
-SAMPLE = 8  # logits, width, vocab_size, logprobs, ranks, top ids, top logprobs
-COPY_BLOCKS = 9
-GATED = 10  # wtype, gate, n_in, n_out, source, source row bytes, up, kind, quantized out, its row bytes
-
-NORM_RMS, NORM_LAYER = 0, 1
-
+__all__ = ["isa_name", "run"]
 
 DONE, ABORTED = 0, -1
 
 _ROWS_PER_TILE = 4  # of the operations whose tiles are rows
-_TILES_PER_MEMBER = 3  # of a linear layer: enough that members end together, long enough to be streams of memory
-_MAX_LINEAR_PANELS = 64
-_MAX_LINEAR_ROWS = 128  # of a tile: its activations stay in a core's L2 while panels stream by
 
 
 @njit(cache=True)
@@ -87,6 +86,7 @@ def run(
     pool: KvPool,
     control: int,
     team_size: int,
+    member: int,
     partials: int,
     work: int,
     logits_rows: int,
@@ -95,7 +95,8 @@ def run(
 
     ops int64 [num_ops, OP_COLUMNS] and floats float64 [num_ops]: the first num_body of them for all tokens, the rest
     for the rows that sample, logits_rows at a time. step int64 [STEP_COLUMNS]; windows int64 [num_windows,
-    WINDOW_COLUMNS]: see step.py; partials is the team's attention scratch, work this member's own.
+    WINDOW_COLUMNS]: see step.py; member is this one's rank in the team; partials is the team's attention scratch, work
+    this member's own.
     """
     if load_acquire_i32(control + ABORT) != 0:  # the step before this one was aborted, and this one with it
         return ABORTED
@@ -105,19 +106,24 @@ def run(
     no_row = np.int64(0)  # a literal 0 is another type to Numba, and all of this would be compiled twice
     for index in range(num_body):
         op, number, num_rows = ops[index], floats[index], step[NUM_TOKENS]
-        if not _run_op(op, number, no_row, num_rows, step, windows, pool, control, team_size, partials, work):
+        if not _run_op(
+            ops, op, number, no_row, num_rows, step, windows, pool, control, team_size, member, partials, work
+        ):
             return ABORTED
     for first in range(0, step[NUM_SAMPLED], logits_rows):
         num_rows = min(logits_rows, step[NUM_SAMPLED] - first)
         for index in range(num_body, len(ops)):
             op, number = ops[index], floats[index]
-            if not _run_op(op, number, first, num_rows, step, windows, pool, control, team_size, partials, work):
+            if not _run_op(
+                ops, op, number, first, num_rows, step, windows, pool, control, team_size, member, partials, work
+            ):
                 return ABORTED
     return DONE
 
 
 @njit(cache=True, inline="always")  # else all kernels would be compiled once more, as a part of it
 def _run_op(
+    ops: Any,
     op: Any,
     number: float,
     first: int,
@@ -127,35 +133,41 @@ def _run_op(
     pool: KvPool,
     control: int,
     team_size: int,
+    member: int,
     partials: int,
     work: int,
 ) -> bool:
-    """Claim tiles of one operation until there are none, then meet the others. Rows are first to first + num_rows."""
+    """Do this member's part of one operation, then meet the others. Rows are first to first + num_rows.
+
+    Parts are tiles, claimed until there are none; but few rows of a linear layer are shared out, and few rows are
+    normalised by every member for itself, who then need not meet.
+    """
     num_tiles, size = _tiles(op, num_rows, step, windows, pool, team_size)
     if num_tiles == 0:  # every member sees the same, so nobody waits
         return True
-    tile = claim(control, op[1])
-    while tile < num_tiles:
-        _run_tile(op, number, tile, size, first, num_rows, step, windows, pool, control, team_size, partials, work)
-        tile = claim(control, op[1])
-    return barrier(control, team_size) if op[2] != 0 else True
+    if op[CODE] == NORM and op[PRIVATE_OUT] != 0 and num_rows <= PRIVATE_ROWS:
+        _run_tile(op, number, 0, size, first, num_rows, step, windows, pool, control, team_size, partials, work)
+        return True
+    if (op[CODE] == LINEAR or op[CODE] == GATED) and is_shared_out(num_rows):
+        run_share(ops, op, member, num_rows, team_size)
+    else:
+        tile = claim(control, op[COUNTER])
+        while tile < num_tiles:
+            _run_tile(op, number, tile, size, first, num_rows, step, windows, pool, control, team_size, partials, work)
+            tile = claim(control, op[COUNTER])
+    return barrier(control, team_size) if op[BARRIER] != 0 else True
 
 
 @njit(cache=True)
 def _tiles(op: Any, num_rows: int, step: Any, windows: Any, pool: KvPool, team_size: int) -> tuple[int, int]:
-    """How many tiles an operation has, and their size in rows (LINEAR: in panels)."""
-    code = op[0]
+    """How many tiles an operation has, and their size in rows (LINEAR, GATED: in panels)."""
+    code, a = op[CODE], op[ARGUMENTS:]
     if code in (LINEAR, GATED):
-        num_panels = (op[6] + PANEL - 1) // PANEL
-        row_groups = (num_rows + _MAX_LINEAR_ROWS - 1) // _MAX_LINEAR_ROWS
-        size = max(1, min(_MAX_LINEAR_PANELS, num_panels * row_groups // (team_size * _TILES_PER_MEMBER)))
-        if code == GATED:
-            size = (size + 1) // 2 * 2  # a block of the quantised output is two panels
-        return row_groups * ((num_panels + size - 1) // size), size
+        return linear_tiles(op, num_rows, team_size)
     if code == ATTENTION:
-        return windows[op[8], WINDOW_ITEMS] * pool.num_kv_heads, 1
+        return windows[a[5], WINDOW_ITEMS] * pool.num_kv_heads, 1
     if code == COMBINE:
-        return windows[op[5], WINDOW_COMBINES] * pool.num_kv_heads, 1
+        return windows[a[2], WINDOW_COMBINES] * pool.num_kv_heads, 1
     if code == COPY_BLOCKS:
         return step[NUM_COPIES], 1
     if code == SAMPLE:
@@ -180,17 +192,15 @@ def _run_tile(
     work: int,
 ) -> None:
     """One tile of any operation."""
-    code, a = op[0], op[3:]
+    code, a = op[CODE], op[ARGUMENTS:]
     begin, end = tile * size, min((tile + 1) * size, num_rows)
-    if code == LINEAR:
-        _linear(a, tile, size, num_rows)
-    elif code == GATED:
-        _gated(a, tile, size, num_rows)
+    if code in (LINEAR, GATED):
+        run_linear_tile(op, tile, size, num_rows, 0)
     elif code == ATTENTION:
         w = windows[a[5]]
         item = w[WINDOW_PLAN] + tile // pool.num_kv_heads * ITEM_BYTES
         kv_head, tables = tile % pool.num_kv_heads, step[BLOCK_TABLES]
-        coming, next_item = next_claim(control, op[1], team_size), 0
+        coming, next_item = next_claim(control, op[COUNTER], team_size), 0
         if coming < w[WINDOW_ITEMS] * pool.num_kv_heads:
             next_item = w[WINDOW_PLAN] + coming // pool.num_kv_heads * ITEM_BYTES
         attention_tile_ahead(
@@ -208,7 +218,8 @@ def _run_tile(
             _quantize_heads(pool, item, kv_head, a[1], a[0], a[3])
     elif code == NORM:
         for row in range(begin, end):
-            _norm(a, number, row, read_i32(step[ROWS] + (first + row) * ROW_BYTES) if a[7] else row)
+            source_row = read_i32(step[ROWS] + (first + row) * ROW_BYTES) if a[7] else row
+            _norm(a, number, row, source_row, num_rows <= PRIVATE_ROWS)
     elif code == QK_ROPE_WRITE:
         for row in range(begin, end):
             _qk_rope_write(a, number, row, step, pool)
@@ -249,9 +260,10 @@ def _embed(a: Any, scale: float, row: int, step: Any) -> None:
 
 
 @njit(cache=True)
-def _norm(a: Any, eps: float, row: int, source_row: int) -> None:
-    n = a[6]
-    source, out = a[1] + source_row * n * 4, a[2] + row * n * 4
+def _norm(a: Any, eps: float, row: int, source_row: int, few: bool) -> None:
+    n, is_private = a[6], few and a[10] != 0
+    source, out = a[1] + source_row * n * 4, (a[10] if is_private else a[2]) + row * n * 4
+    quantized = a[11] if is_private else a[3]
     target = out if a[8] == 0 else source
     if a[0] == NORM_RMS:
         rms_norm_row(source, n, a[4], eps, target)
@@ -259,31 +271,10 @@ def _norm(a: Any, eps: float, row: int, source_row: int) -> None:
         layer_norm_row(source, n, a[4], a[5], eps, target)
     if a[8] != 0:
         _add_row(a[8] + row * n * 4, target, n, out)
-    if a[3] != 0 and a[9] == 2:
-        quantize_row_twice(out, n, a[3] + row * 2 * _quantized_row_bytes(n))
-    elif a[3] != 0:
-        quantize_row(out, n, a[3] + row * _quantized_row_bytes(n))
-
-
-@njit(cache=True)
-def _linear_part(n_out: int, tile: int, size: int, num_rows: int) -> tuple[int, int, int, int]:
-    """A linear tile's panels and rows. Tiles go through the panels first: a group of rows stays in cache meanwhile."""
-    num_panels = (n_out + PANEL - 1) // PANEL
-    panel_tiles = (num_panels + size - 1) // size
-    panel, row = tile % panel_tiles * size, tile // panel_tiles * _MAX_LINEAR_ROWS
-    return panel, min(panel + size, num_panels), row, min(row + _MAX_LINEAR_ROWS, num_rows)
-
-
-@njit(cache=True)
-def _linear(a: Any, tile: int, size: int, num_rows: int) -> None:
-    panel, panel_end, row, row_end = _linear_part(a[3], tile, size, num_rows)
-    linear_tile(a[0], a[1], a[2], panel, panel_end, a[4], a[5], row, row_end, a[6], a[7], a[3], a[8], a[9], a[10])
-
-
-@njit(cache=True)
-def _gated(a: Any, tile: int, size: int, num_rows: int) -> None:
-    panel, panel_end, row, row_end = _linear_part(a[3], tile, size, num_rows)
-    gated_tile(a[7], a[0], a[1], a[6], a[2], panel, panel_end, a[4], a[5], row, row_end, a[8], a[9])
+    if quantized != 0 and a[9] == 2:
+        quantize_row_twice(out, n, quantized + row * 2 * _quantized_row_bytes(n))
+    elif quantized != 0:
+        quantize_row(out, n, quantized + row * _quantized_row_bytes(n))
 
 
 @njit(cache=True)
@@ -352,4 +343,4 @@ def compile_all() -> None:
     integer = types.int64
     rows, row = types.Array(integer, 2, "C"), types.Array(integer, 1, "C")
     numbers = types.Array(types.float64, 1, "C")
-    run.compile((rows, numbers, integer, row, rows, pool, integer, integer, integer, integer, integer))
+    run.compile((rows, numbers, integer, row, rows, pool, *(integer,) * 6))
