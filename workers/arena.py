@@ -100,6 +100,9 @@ def plan_arena(setup: Setup, layout: WeightLayout) -> tuple[dict[str, int], int]
         "q_hidden": max(tokens, 2 * LOGITS_ROWS) * act_row_bytes(WTYPE_Q8_0, spec.hidden_size),  # 2: the head's terms
         "q_attention": tokens * act_row_bytes(WTYPE_Q8_0, attention_width),
         "q_activated": tokens * act_row_bytes(WTYPE_Q8_0, spec.intermediate_size),
+        "sampled_x": 4 * LOGITS_ROWS * spec.hidden_size,  # the last layer goes on with the rows that sample
+        "sampled_attention": 4 * LOGITS_ROWS * attention_width,
+        "q_sampled_attention": LOGITS_ROWS * act_row_bytes(WTYPE_Q8_0, attention_width),
         "logits": 4 * LOGITS_ROWS * (-(-spec.embedding_rows // 16) * 16),
         "sampled": SAMPLED_PLACES * 4 * tokens,
         "logprobs": 4 * tokens,

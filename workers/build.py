@@ -44,9 +44,10 @@ class ProgramBuilder:
         self.ops: list[list[int]] = []
         self.numbers: list[float] = []
         self.windows: list[int] = sorted({layer.sliding_window for layer in self._spec.layers})
+        self._x = self._at("x")  # the residual stream
 
     def body(self) -> None:
-        """Embedding and layers: every token."""
+        """Embedding and layers, up to the last one's attention: every token."""
         spec = self._spec
         embed = self._weights.layout.matrices["embed"]
         self._op(p.COPY_BLOCKS, counter=1, barrier=False)
@@ -55,21 +56,38 @@ class ProgramBuilder:
             embed.wtype,
             self._matrix(embed),
             spec.hidden_size,
-            self._at("x"),
+            self._x,
             self._vector("position_embed"),
             number=spec.embedding_scale,
         )
-        for layer in range(spec.num_layers):
+        for layer in range(spec.num_layers - 1):
             self._attention(layer)
+            self._project(layer, "attention", "q_attention")
             self._feed_forward(layer)
+        self._attention(spec.num_layers - 1, sampled_only=True)
 
     def tail(self) -> None:
-        """Final norm, head and sampling: only the rows that sample, LOGITS_ROWS of them at a time."""
+        """What is left of the last layer, final norm, head and sampling: only the rows that sample, LOGITS_ROWS of them
+        at a time."""
         spec, matrices = self._spec, self._weights.layout.matrices
+        last = spec.num_layers - 1
+        width, quantized = spec.num_heads * spec.head_dim, self._quantizes_by_tiles(last)
+        self._op(
+            p.GATHER,
+            self._x,
+            4 * spec.hidden_size,
+            self._at("sampled_x"),
+            self._at("q_attention" if quantized else "attention"),
+            act_row_bytes(WTYPE_Q8_0, width) if quantized else 4 * width,
+            self._at("q_sampled_attention" if quantized else "sampled_attention"),
+        )
+        self._x = self._at("sampled_x")
+        self._project(last, "sampled_attention", "q_sampled_attention")
+        self._feed_forward(last)
         head = matrices["embed" if spec.tied else "head"]
         # Logits decide by small differences: int8 activations alone would be a quarter of all noise there.
         num_terms = 2 if is_quantized(head.wtype) else 1
-        self._norm("final_norm", [head], gather=True, num_terms=num_terms)
+        self._norm("final_norm", [head], num_terms=num_terms)
         self._linear(head, "", "normed", "q_hidden", self._at("logits"), self._logits_width, num_terms=num_terms)
         self._op(
             p.SAMPLE,
@@ -83,16 +101,16 @@ class ProgramBuilder:
         )
 
     def link(self) -> None:
-        """Say of each matrix which is read after it: the next one, and after the last the first of the next step."""
+        """Say of each operation where the next matrix is read; behind the last one it is the first of the next step."""
         linear = [index for index, op in enumerate(self.ops) if op[p.CODE] in (p.LINEAR, p.GATED)]
-        for index, following in zip(linear, [*linear[1:], linear[0]], strict=True):
-            self.ops[index][p.NEXT] = following
+        for index, op in enumerate(self.ops):
+            op[p.NEXT] = next((place for place in linear if place > index), linear[0])
 
     @property
     def _logits_width(self) -> int:
         return -(-self._spec.embedding_rows // 16) * 16
 
-    def _attention(self, layer: int) -> None:
+    def _attention(self, layer: int, *, sampled_only: bool = False) -> None:
         spec, matrices = self._spec, self._weights.layout.matrices
         prefix = f"layers.{layer}."
         q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -121,17 +139,22 @@ class ProgramBuilder:
         )
         window = spec.layers[layer].sliding_window
         attention, num_heads, index = self._at("attention"), spec.num_heads, self.windows.index(window)
-        o = matrices[prefix + "o"]
-        # Where one kv_head's query heads are whole blocks of the quantised row, attention's tiles quantise their part.
-        by_tiles = is_quantized(o.wtype) and num_heads // spec.num_kv_heads * spec.head_dim % BLOCK == 0
-        q_attention = self._at("q_attention") if by_tiles else 0
-        self._op(
-            p.ATTENTION, layer, self._at("qkv"), width, attention, num_heads, index, q_attention, number=spec.scale
-        )
-        self._op(p.COMBINE, attention, num_heads, index, q_attention)
-        if is_quantized(o.wtype) and not by_tiles:
-            self._op(p.QUANTIZE, attention, q_width, self._at("q_attention"))
-        self._residual(o, prefix + "o", "attention", "q_attention", prefix + "attn_post_norm")
+        result = attention, num_heads, index, self._at("q_attention") if self._quantizes_by_tiles(layer) else 0
+        self._op(p.ATTENTION, layer, self._at("qkv"), width, *result, int(sampled_only), number=spec.scale)
+        self._op(p.COMBINE, *result, int(sampled_only))
+
+    def _quantizes_by_tiles(self, layer: int) -> bool:
+        """Whether attention's tiles quantise what they write: one kv_head's query heads are whole blocks of the row."""
+        spec, o = self._spec, self._weights.layout.matrices[f"layers.{layer}.o"]
+        return is_quantized(o.wtype) and spec.num_heads // spec.num_kv_heads * spec.head_dim % BLOCK == 0
+
+    def _project(self, layer: int, source: str, quantized: str) -> None:
+        """x += o(attention)."""
+        prefix = f"layers.{layer}."
+        o = self._weights.layout.matrices[prefix + "o"]
+        if is_quantized(o.wtype) and not self._quantizes_by_tiles(layer):
+            self._op(p.QUANTIZE, self._at(source), o.n_in, self._at(quantized))
+        self._residual(o, prefix + "o", source, quantized, prefix + "attn_post_norm")
 
     def _feed_forward(self, layer: int) -> None:
         spec, matrices = self._spec, self._weights.layout.matrices
@@ -152,7 +175,6 @@ class ProgramBuilder:
                 self._at("q_hidden"),
                 act_row_bytes(gate.wtype, gate.n_in),
                 self._private_at("q_hidden"),
-                0,
                 self._matrix(up),
                 _ACTIVATIONS[spec.activation],
                 self._at("q_activated"),
@@ -183,7 +205,7 @@ class ProgramBuilder:
 
     def _residual(self, matrix: Matrix, name: str, source: str, quantized: str, post_norm: str) -> None:
         """x += matrix(source), with a norm before the addition where the family has one."""
-        x, hidden = self._at("x"), self._spec.hidden_size
+        x, hidden = self._x, self._spec.hidden_size
         if not self._spec.post_norms:
             self._linear(matrix, name, source, quantized, x, hidden, residual=x)
             return
@@ -197,24 +219,22 @@ class ProgramBuilder:
             self._vector(post_norm),
             self._vector(post_norm + ".bias"),
             hidden,
-            0,
             x,
             number=self._spec.norm_eps,
         )
 
-    def _norm(self, name: str, consumers: list[Matrix], *, gather: bool = False, num_terms: int = 1) -> None:
+    def _norm(self, name: str, consumers: list[Matrix], *, num_terms: int = 1) -> None:
         """The residual stream's norm, in the form or forms that its consumers read."""
         quantized = any(is_quantized(matrix.wtype) for matrix in consumers)
         self._op(
             p.NORM,
             _NORMS[self._spec.norm],
-            self._at("x"),
-            self._at("normed"),
+            self._x,
+            0 if all(is_quantized(matrix.wtype) for matrix in consumers) else self._at("normed"),
             self._at("q_hidden") if quantized else 0,
             self._vector(name),
             self._vector(name + ".bias"),
             self._spec.hidden_size,
-            int(gather),
             0,
             num_terms,
             self._private_at("normed"),
@@ -245,7 +265,6 @@ class ProgramBuilder:
             self._at(quantized if is_quantized(matrix.wtype) else source),
             act_row_bytes(matrix.wtype, matrix.n_in),
             self._private_at(quantized if is_quantized(matrix.wtype) else source),
-            0,
             out,
             out_width,
             self._bias(name),
@@ -272,7 +291,7 @@ class ProgramBuilder:
         counter: int = 0,
         barrier: bool = True,
     ) -> None:
-        row = [code, counter, int(barrier), *arguments]
+        row = [code, counter, int(barrier), 0, *arguments]
         self.ops.append(row + [0] * (p.OP_COLUMNS - len(row)))
         self.numbers.append(number)
 

@@ -58,11 +58,12 @@ class Forward:
         self._plans = np.zeros((len(builder.windows), attention_plan_bytes(*limits)), dtype=np.uint8)
         for row, plan, window in zip(self._windows, self._plans, builder.windows, strict=True):
             row[st.WINDOW], row[st.WINDOW_PLAN] = window, plan.ctypes.data
-        self._places = np.zeros((2, setup.max_num_batched_tokens), dtype=np.int32)  # positions and slots
+        self._places = np.zeros((3, setup.max_num_batched_tokens), dtype=np.int32)  # positions, slots, is_sampled
         self._step = np.zeros(st.STEP_COLUMNS, dtype=np.int64)
         for column, value in (
             (st.POSITIONS, self._places[0].ctypes.data),
             (st.SLOTS, self._places[1].ctypes.data),
+            (st.IS_SAMPLED, self._places[2].ctypes.data),
             (st.MAX_TOKENS, setup.max_num_batched_tokens),
             (st.MAX_SEQS, setup.max_num_seqs),
             (st.MAX_POSITIONS, setup.max_model_len),

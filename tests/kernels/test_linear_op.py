@@ -8,7 +8,7 @@ import pytest
 from tests.kernels.test_linear import Array, activations, file_bytes, packed
 from workers.kernels import operations as p
 from workers.kernels.linear import SILU, gated_tile, linear_tile
-from workers.kernels.linear_op import is_shared_out, linear_tiles, run_linear_tile, run_share
+from workers.kernels.linear_op import is_shared_out, linear_tiles, next_share, run_linear_tile, run_share
 from workers.kernels.linear_tiles import MAX_TILE_ROWS
 from workers.kernels.quantize import act_row_bytes
 
@@ -18,7 +18,7 @@ N_IN = 64
 def operation(code: int, wtype: int, w: Array, n_out: int, act: Array, private: int, *rest: int) -> list[int]:
     """An operation's row, which follows itself."""
     source = act.ctypes.data, act_row_bytes(wtype, N_IN), private
-    row = [code, 0, 1, wtype, w.ctypes.data, N_IN, n_out, *source, 0, *rest]
+    row = [code, 0, 1, 0, wtype, w.ctypes.data, N_IN, n_out, *source, *rest]
     return row + [0] * (p.OP_COLUMNS - len(row))
 
 
@@ -26,7 +26,8 @@ def run_team(ops: Array, num_rows: int, team_size: int) -> None:
     """What the members of a team do, one after the other."""
     if is_shared_out(num_rows):
         for member in range(team_size):
-            run_share(ops, ops[0], member, num_rows, team_size)
+            following, _ = next_share(ops, ops[0], member, num_rows, team_size)
+            run_share(ops[0], member, num_rows, team_size, following)
         return
     num_tiles, size = linear_tiles(ops[0], num_rows, team_size)
     for tile in reversed(range(num_tiles)):

@@ -1,8 +1,8 @@
 """LINEAR and GATED in a program: which panels and rows of a matrix a member of the team computes, and when.
 
 Many rows: tiles, each claimed by whoever is free. Few rows, where reading the matrix is all the work: every member has
-its share of the panels, and asks for the first of its share of the next matrix while it ends this one, so that memory
-goes on while the team meets, normalises and attends.
+its share of the panels. It asks for the first of its share of the next matrix while it ends this one, and for more
+while it waits for the others, so that memory is never idle.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from workers.kernels.linear import gated_tile, linear_tile, panel_bytes
 from workers.kernels.linear_pack import PANEL
 from workers.kernels.linear_tiles import MAX_TILE_ROWS
 from workers.kernels.operations import (
-    ARGUMENTS,
     CODE,
     GATED,
     MATRIX,
@@ -24,6 +23,7 @@ from workers.kernels.operations import (
     NEXT,
     PRIVATE_ROWS,
     PRIVATE_SOURCE,
+    REST,
     SOURCE,
     SOURCE_ROW_BYTES,
     WTYPE,
@@ -32,7 +32,7 @@ from workers.kernels.operations import (
 _TILES_PER_MEMBER = 3  # enough that members end together, long enough to be streams of memory
 _MAX_PANELS = 64
 _MAX_ROWS = 128  # of a tile: its activations stay in a core's L2 while panels stream by
-_OUT = NEXT - ARGUMENTS + 1  # the first argument that LINEAR and GATED do not have in common
+_COMING_BYTES = 256 << 10  # of a share, asked for while a member waits: a quarter of its L2
 
 
 @njit(cache=True)
@@ -56,14 +56,25 @@ def linear_tiles(op: Any, num_rows: int, team_size: int) -> tuple[int, int]:
 
 
 @njit(cache=True)
-def run_share(ops: Any, op: Any, member: int, num_rows: int, team_size: int) -> None:
-    """Compute a member's share of a matrix, and ask for the first of its share of the next one."""
+def run_share(op: Any, member: int, num_rows: int, team_size: int, following: int) -> None:
+    """Compute a member's share of a matrix; `following` is where its share of the next one begins."""
     num_tiles, size = linear_tiles(op, num_rows, team_size)
-    following = ops[op[NEXT]]
-    begin = member * linear_tiles(following, num_rows, team_size)[1]
     if member < num_tiles:
-        address = following[MATRIX] + begin * panel_bytes(following[WTYPE], following[N_IN])
-        run_linear_tile(op, member, size, num_rows, address)
+        run_linear_tile(op, member, size, num_rows, following)
+
+
+@njit(cache=True)
+def next_share(ops: Any, op: Any, member: int, num_rows: int, team_size: int) -> tuple[int, int]:
+    """Where a member's share of the next matrix begins, and up to where to ask for it; (0, 0): it has none."""
+    if not is_shared_out(num_rows):
+        return 0, 0
+    following = ops[op[NEXT]]
+    num_tiles, size = linear_tiles(following, num_rows, team_size)
+    if member >= num_tiles:
+        return 0, 0
+    stride = panel_bytes(following[WTYPE], following[N_IN])
+    begin = following[MATRIX] + member * size * stride
+    return begin, begin + min(size * stride, _COMING_BYTES)
 
 
 @njit(cache=True)
@@ -76,7 +87,7 @@ def run_linear_tile(op: Any, tile: int, size: int, num_rows: int, following: int
     wtype, matrix, n_in, x_row_bytes = op[WTYPE], op[MATRIX], op[N_IN], op[SOURCE_ROW_BYTES]
     is_private = num_rows <= PRIVATE_ROWS and op[PRIVATE_SOURCE] != 0
     x = op[PRIVATE_SOURCE] if is_private else op[SOURCE]
-    a = op[ARGUMENTS + _OUT :]
+    a = op[REST:]
     if op[CODE] == GATED:
         gated_tile(
             a[1], wtype, matrix, a[0], n_in, panel, panel_end, x, x_row_bytes, row, row_end, a[2], a[3], following

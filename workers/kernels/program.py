@@ -10,19 +10,12 @@ from typing import Any
 import numpy as np
 from numba import njit, typeof, types
 
-from workers.kernels.activation import gelu_tanh_mul_row, gelu_tanh_row, silu_mul_row
 from workers.kernels.attention import attention_tile_ahead, combine_tile
 from workers.kernels.attention_inner import PREFETCH
 from workers.kernels.attention_plan import ITEM_BYTES, NUM_ROWS, PARTIAL, ROW_BEGIN
-from workers.kernels.embedding import embed_row
-from workers.kernels.kv import KvPool, copy_block, write_kv
-from workers.kernels.linear import SILU
-from workers.kernels.linear_op import is_shared_out, linear_tiles, run_linear_tile, run_share
-from workers.kernels.linear_pack import BLOCK
-from workers.kernels.linear_tiles import RECORD_BYTES
-from workers.kernels.norm import layer_norm_row, rms_norm_row
+from workers.kernels.kv import KvPool, copy_block
+from workers.kernels.linear_op import is_shared_out, linear_tiles, next_share, run_linear_tile, run_share
 from workers.kernels.operations import (
-    ACTIVATE,
     ARGUMENTS,
     ATTENTION,
     BARRIER,
@@ -30,19 +23,15 @@ from workers.kernels.operations import (
     COMBINE,
     COPY_BLOCKS,
     COUNTER,
-    EMBED,
     GATED,
     LINEAR,
     NORM,
-    NORM_RMS,
     PRIVATE_OUT,
     PRIVATE_ROWS,
-    QK_ROPE_WRITE,
-    QUANTIZE,
     SAMPLE,
 )
-from workers.kernels.quantize import quantize_row, quantize_row_twice
-from workers.kernels.rope import rope_head
+from workers.kernels.quantize import quantize_row
+from workers.kernels.row_op import quantized_row_bytes, run_row
 from workers.kernels.sample import ROW_BYTES, sample
 from workers.kernels.simd import isa_name
 from workers.kernels.step import (
@@ -51,15 +40,13 @@ from workers.kernels.step import (
     BLOCK_TABLES,
     COPIES,
     HISTORY,
+    IS_SAMPLED,
     MAX_LOGPROBS,
     NUM_COPIES,
     NUM_SAMPLED,
     NUM_TOKENS,
-    POSITIONS,
     ROWS,
     SAMPLED,
-    SLOTS,
-    TOKEN_IDS,
     WINDOW,
     WINDOW_COMBINES,
     WINDOW_ITEMS,
@@ -67,7 +54,7 @@ from workers.kernels.step import (
     lay_out,
 )
 from workers.kernels.sync import ABORT, barrier, claim, next_claim
-from workers.kernels.vector import load_acquire_i32, load_first, read_i32, store_first
+from workers.kernels.vector import load_acquire_i32, read_i32
 
 __all__ = ["isa_name", "run"]
 
@@ -143,19 +130,20 @@ def _run_op(
     normalised by every member for itself, who then need not meet.
     """
     num_tiles, size = _tiles(op, num_rows, step, windows, pool, team_size)
+    coming, coming_end = next_share(ops, op, member, num_rows, team_size)
     if num_tiles == 0:  # every member sees the same, so nobody waits
         return True
     if op[CODE] == NORM and op[PRIVATE_OUT] != 0 and num_rows <= PRIVATE_ROWS:
         _run_tile(op, number, 0, size, first, num_rows, step, windows, pool, control, team_size, partials, work)
         return True
     if (op[CODE] == LINEAR or op[CODE] == GATED) and is_shared_out(num_rows):
-        run_share(ops, op, member, num_rows, team_size)
+        run_share(op, member, num_rows, team_size, coming)
     else:
         tile = claim(control, op[COUNTER])
         while tile < num_tiles:
             _run_tile(op, number, tile, size, first, num_rows, step, windows, pool, control, team_size, partials, work)
             tile = claim(control, op[COUNTER])
-    return barrier(control, team_size) if op[BARRIER] != 0 else True
+    return barrier(control, team_size, coming, coming_end) if op[BARRIER] != 0 else True
 
 
 @njit(cache=True)
@@ -199,6 +187,8 @@ def _run_tile(
     elif code == ATTENTION:
         w = windows[a[5]]
         item = w[WINDOW_PLAN] + tile // pool.num_kv_heads * ITEM_BYTES
+        if a[7] != 0 and not _has_sampled(item, step):
+            return
         kv_head, tables = tile % pool.num_kv_heads, step[BLOCK_TABLES]
         coming, next_item = next_claim(control, op[COUNTER], team_size), 0
         if coming < w[WINDOW_ITEMS] * pool.num_kv_heads:
@@ -212,69 +202,29 @@ def _run_tile(
     elif code == COMBINE:
         w = windows[a[2]]
         item = w[WINDOW_PLAN] + (w[WINDOW_ITEMS] + tile // pool.num_kv_heads) * ITEM_BYTES
+        if a[4] != 0 and not _has_sampled(item, step):
+            return
         kv_head = tile % pool.num_kv_heads
         combine_tile(pool, kv_head, item, a[1], a[0], a[1] * pool.head_dim * 4, partials, work)
         if a[3] != 0:
             _quantize_heads(pool, item, kv_head, a[1], a[0], a[3])
-    elif code == NORM:
-        for row in range(begin, end):
-            source_row = read_i32(step[ROWS] + (first + row) * ROW_BYTES) if a[7] else row
-            _norm(a, number, row, source_row, num_rows <= PRIVATE_ROWS)
-    elif code == QK_ROPE_WRITE:
-        for row in range(begin, end):
-            _qk_rope_write(a, number, row, step, pool)
-    elif code == QUANTIZE:
-        for row in range(begin, end):
-            quantize_row(a[0] + row * a[1] * 4, a[1], a[2] + row * _quantized_row_bytes(a[1]))
-    elif code == ACTIVATE:
-        for row in range(begin, end):
-            _activate(a, row)
-    elif code == EMBED:
-        for row in range(begin, end):
-            _embed(a, number, row, step)
     elif code == SAMPLE:
         _sample(a, first, tile, step, work)
     elif code == COPY_BLOCKS:
         pair = step[COPIES] + 8 * tile
         copy_block(pool, read_i32(pair), read_i32(pair + 4))
-
-
-@njit(cache=True)
-def _add_row(a: int, b: int, n: int, out: int) -> None:
-    """out = a + b, float32 [n] at each address."""
-    for i in range(0, n, 16):
-        store_first(out + 4 * i, load_first(a + 4 * i, n - i) + load_first(b + 4 * i, n - i), n - i)
-
-
-@njit(cache=True)
-def _quantized_row_bytes(n: int) -> int:
-    return n // BLOCK * RECORD_BYTES
-
-
-@njit(cache=True)
-def _embed(a: Any, scale: float, row: int, step: Any) -> None:
-    out = a[3] + row * a[2] * 4
-    embed_row(a[0], a[1], a[2], read_i32(step[TOKEN_IDS] + 4 * row), out, scale)
-    if a[4] != 0:
-        _add_row(out, a[4] + read_i32(step[POSITIONS] + 4 * row) * a[2] * 4, a[2], out)
-
-
-@njit(cache=True)
-def _norm(a: Any, eps: float, row: int, source_row: int, few: bool) -> None:
-    n, is_private = a[6], few and a[10] != 0
-    source, out = a[1] + source_row * n * 4, (a[10] if is_private else a[2]) + row * n * 4
-    quantized = a[11] if is_private else a[3]
-    target = out if a[8] == 0 else source
-    if a[0] == NORM_RMS:
-        rms_norm_row(source, n, a[4], eps, target)
     else:
-        layer_norm_row(source, n, a[4], a[5], eps, target)
-    if a[8] != 0:
-        _add_row(a[8] + row * n * 4, target, n, out)
-    if quantized != 0 and a[9] == 2:
-        quantize_row_twice(out, n, quantized + row * 2 * _quantized_row_bytes(n))
-    elif quantized != 0:
-        quantize_row(out, n, quantized + row * _quantized_row_bytes(n))
+        for row in range(begin, end):
+            run_row(code, a, number, row, first, num_rows <= PRIVATE_ROWS, step, pool)
+
+
+@njit(cache=True)
+def _has_sampled(item: int, step: Any) -> bool:
+    """Whether any of an attention item's rows is of a token whose logits are wanted."""
+    first, num_sampled = read_i32(item + ROW_BEGIN), 0
+    for row in range(first, first + read_i32(item + NUM_ROWS)):
+        num_sampled += read_i32(step[IS_SAMPLED] + 4 * row)
+    return num_sampled > 0
 
 
 @njit(cache=True)
@@ -284,38 +234,7 @@ def _quantize_heads(pool: KvPool, item: int, kv_head: int, num_heads: int, atten
     first = read_i32(item + ROW_BEGIN)
     for row in range(first, first + read_i32(item + NUM_ROWS)):
         source = attention + (row * n + kv_head * part) * 4
-        quantize_row(source, part, out + row * _quantized_row_bytes(n) + kv_head * _quantized_row_bytes(part))
-
-
-@njit(cache=True)
-def _qk_rope_write(a: Any, eps: float, row: int, step: Any, pool: KvPool) -> None:
-    """Norm and turn a token's heads of q and k in place, then write its k and v to the pool."""
-    num_heads, head_bytes = a[9], pool.head_dim * 4
-    q = a[1] + row * a[2] * 4
-    k = q + num_heads * head_bytes
-    position = read_i32(step[POSITIONS] + 4 * row)
-    for head in range(num_heads + pool.num_kv_heads):
-        x, weight = q + head * head_bytes, a[7] if head < num_heads else a[8]
-        if weight != 0:
-            rms_norm_row(x, pool.head_dim, weight, eps, x)
-        if a[3] != 0:
-            angle = position * (a[5] // 2) * 4
-            rope_head(x, a[3] + angle, a[4] + angle, a[5], a[6])
-    write_kv(pool, a[0], read_i32(step[SLOTS] + 4 * row), k, k + pool.num_kv_heads * head_bytes)
-
-
-@njit(cache=True)
-def _activate(a: Any, row: int) -> None:
-    n = a[4]
-    x, out = a[2] + row * a[3] * 4, a[5] + row * n * 4
-    if a[1] == 0:
-        gelu_tanh_row(x, n, out)
-    elif a[0] == SILU:
-        silu_mul_row(x, x + n * 4, n, out)
-    else:
-        gelu_tanh_mul_row(x, x + n * 4, n, out)
-    if a[6] != 0:
-        quantize_row(out, n, a[6] + row * _quantized_row_bytes(n))
+        quantize_row(source, part, out + row * quantized_row_bytes(n) + kv_head * quantized_row_bytes(part))
 
 
 @njit(cache=True)

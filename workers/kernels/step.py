@@ -54,7 +54,8 @@ LENGTHS = 10
 POSITIONS, SLOTS, SAMPLED, SAMPLED_BEFORE = range(20, 24)
 NUM_TOKENS, NUM_SEQS, NUM_SAMPLED, NUM_COPIES, MAX_NUM_LOGPROBS = range(24, 29)  # found here
 MAX_TOKENS, MAX_SEQS, MAX_POSITIONS, VOCAB_SIZE, NUM_BLOCKS, NUM_HEADS, MAX_STATES, MAX_ITEMS = range(29, 37)  # limits
-STEP_COLUMNS = 37
+IS_SAMPLED = 37  # address of int32 [MAX_TOKENS], filled here: 1 for the tokens whose logits are wanted
+STEP_COLUMNS = 38
 
 MAX_LOGPROBS = 64  # of contract.sampling: room that each row has for its most likely tokens
 
@@ -178,6 +179,8 @@ def _check_rows(step: Any) -> int:
     if not _ids_hold(step, step[BIAS_IDS], num_biases, False):
         return _BIASES
     step[MAX_NUM_LOGPROBS] = -1
+    for i in range(step[NUM_TOKENS]):
+        write_i32(step[IS_SAMPLED] + 4 * i, 0)
     for i in range(step[NUM_SAMPLED]):
         row = step[ROWS] + i * ROW_BYTES
         token, num_logprobs = read_i32(row), read_i32(row + NUM_LOGPROBS)
@@ -192,6 +195,7 @@ def _check_rows(step: Any) -> int:
         if num_logprobs > MAX_LOGPROBS:
             return _ROWS
         step[MAX_NUM_LOGPROBS] = max(step[MAX_NUM_LOGPROBS], num_logprobs)
+        write_i32(step[IS_SAMPLED] + 4 * token, 1)
     return 0
 
 

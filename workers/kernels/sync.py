@@ -15,6 +15,7 @@ from workers.kernels.vector import (
     futex_wake,
     load_acquire_i32,
     pause,
+    prefetch,
     store_release_i32,
 )
 
@@ -43,8 +44,11 @@ def next_claim(control: int, counter: int, team_size: int) -> int:
 
 
 @njit(cache=True)
-def barrier(control: int, team_size: int) -> bool:
-    """Wait until every member is here; False when the step was aborted."""
+def barrier(control: int, team_size: int, coming: int = 0, coming_end: int = 0) -> bool:
+    """Wait until every member is here; False when the step was aborted.
+
+    Who waits asks meanwhile for what it will read next, from address `coming` up to `coming_end`.
+    """
     generation = load_acquire_i32(control + GENERATION)
     if atomic_add_i32(control + ARRIVED, 1) == team_size - 1:
         for counter in range(NUM_COUNTERS):
@@ -59,7 +63,10 @@ def barrier(control: int, team_size: int) -> bool:
     while load_acquire_i32(control + GENERATION) == generation:
         if load_acquire_i32(control + ABORT) != 0:
             return False
-        if spins < _SPINS:
+        if coming < coming_end:
+            prefetch(coming)
+            coming += _LINE
+        elif spins < _SPINS:
             pause()
             spins += 1
         else:

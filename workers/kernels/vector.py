@@ -272,6 +272,12 @@ def store_release_i32(simd: Simd, address: Value, number: Value) -> None:
     simd.store_release_i32(address, number)
 
 
+@emits(types.void, _address)
+def prefetch(simd: Simd, address: Value) -> None:
+    """Ask for a cache line, as far as the second-level cache."""
+    simd.prefetch(address, 0, 2)
+
+
 @emits(types.void)
 def pause(simd: Simd) -> None:
     """In a spin loop: rest the core for a moment."""
