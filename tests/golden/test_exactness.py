@@ -105,6 +105,14 @@ def test_16_requests_on_a_pool_for_4_are_preempted_and_all_end_as_they_would_alo
     assert engine.scheduler.counters.num_preemptions > 0
 
 
+def test_logits_of_every_prompt_token_do_not_show(case: Case) -> None:
+    """Without them, the last layer is computed for the last token of a prompt only."""
+    asking = [msgspec.structs.replace(p, prompt_logprobs=1).validate() for p in case.params]
+    answers = case.engine().generate(case.prompts, asking)
+    assert all(len(answer.prompt_logprobs or ()) == len(p) for [answer], p in zip(answers, case.prompts, strict=True))
+    assert bits(answers) == case.alone
+
+
 def test_speculation_does_not_show(case: Case) -> None:
     assert case.together(case.engine(num_speculative_tokens=4)) == case.alone
 
