@@ -11,6 +11,14 @@ from pagedserve.scheduler.limits import Limits
 from pagedserve.scheduler.pool import Pool
 from pagedserve.scheduler.queues import Queues
 
+ROUNDS_S = 0.008  # a step of several rounds lasts no longer than this: so long may who comes meanwhile have to wait
+MAX_ROUNDS = 4  # more would save little: the Python around a step of SmolLM2 costs a quarter of a round
+
+
+def rounds_in_time(round_s: float) -> int:
+    """How many rounds a step may have if one lasts so long; 0.0, nothing is known yet: 1."""
+    return max(1, min(MAX_ROUNDS, int(ROUNDS_S / round_s))) if round_s > 0.0 else 1
+
 
 def add_rounds(batch: Batch, limits: Limits, pool: Pool, queues: Queues, max_rounds: int) -> None:
     """Give a batch as many rounds as it can have, max_rounds at most, and its sequences the blocks for them."""

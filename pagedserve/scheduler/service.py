@@ -43,6 +43,7 @@ from pagedserve.contract.messages import (
     encode,
 )
 from pagedserve.scheduler.invariants import InvariantError
+from pagedserve.scheduler.rounds import rounds_in_time
 from pagedserve.scheduler.scheduler import Scheduler
 from pagedserve.scheduler.team import Outgoing, Team
 
@@ -53,8 +54,6 @@ Handler = Callable[[bytes, bytes], None]
 KEEPALIVE_S = 0.5  # a client that waits longer for a token gets an empty message, which tells us if it is gone
 POLL_MS = 250
 AHEAD_S = 0.004  # the next step is planned this long before the running one should end: who comes until then is in it
-ROUNDS_S = 0.008  # a step of several rounds lasts no longer than this: so long may who comes meanwhile have to wait
-MAX_ROUNDS = 4  # more would save little: the Python of a step of SmolLM2 costs a quarter of one round
 ABORT_GRACE_S = 2.0  # from raising the abort flag to ending the workers that did not answer even then
 
 
@@ -350,7 +349,7 @@ class Service:
                 self._begin_step(now)
                 self._send_team(outgoing)
         elif not self._scheduler.in_flight and self._team.can_start and self._scheduler.has_work:
-            plan = self._scheduler.plan(now, self._max_rounds())
+            plan = self._scheduler.plan(now, rounds_in_time(self._round_s))
             if plan is not None:
                 self._begin_step(now)
                 self._send_team(self._team.start(plan))
@@ -360,16 +359,12 @@ class Service:
         num_rounds = sum(plan.num_rounds for plan in self._scheduler.in_flight[:1])
         self._ahead_at = now + num_rounds * self._round_s - AHEAD_S
 
-    def _max_rounds(self) -> int:
-        """How many rounds a step may have, should each last as long as the last step's."""
-        return max(1, min(MAX_ROUNDS, int(ROUNDS_S / self._round_s))) if self._round_s > 0 else 1
-
     def _step_ahead(self) -> None:
         """Plan the step after the running one, once that is about to end."""
         now = time.monotonic()
         if self._waits_to_step_ahead and now >= self._ahead_at:
             self._ahead_at = math.inf  # if it cannot be planned now, it is after the result
-            plan = self._scheduler.plan(now, self._max_rounds())
+            plan = self._scheduler.plan(now, rounds_in_time(self._round_s))
             if plan is not None:
                 self._send_team(self._team.start(plan))
 
