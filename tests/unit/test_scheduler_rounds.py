@@ -114,7 +114,7 @@ def test_a_step_has_one_round_while_a_running_sequence_is_not_in_it() -> None:
 
 @pytest.mark.parametrize(("length", "num_blocks", "expected"), [(7, 5, 1), (6, 5, 2), (5, 5, 3), (6, 6, 4)])
 def test_a_step_has_as_many_rounds_as_there_are_blocks_for(length: int, num_blocks: int, expected: int) -> None:
-    engine = Engine(small_limits(num_blocks=num_blocks, max_num_seqs=2))  # both have two blocks, and need a third then
+    engine = Engine(small_limits(num_blocks=num_blocks))  # both have two blocks, and need a third soon
     for seed, name in enumerate("ab"):
         engine.add(generate(name, prompt_of(length, seed), max_tokens=10))
     engine.step(4)
