@@ -37,7 +37,7 @@ TAG = f"test-service-{os.getpid()}"
 
 
 def answer(endpoint: str, token_id: int, seconds: float, until: Callable[[StepPlan], bool]) -> None:
-    """A worker that joins, and answers plans with one token id, seconds for each round, until a plan is the last one."""
+    """A worker that joins, and answers plans with one token id, seconds a round, until a plan is the last one."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.connect(endpoint)
         socket.send(encode(Join(protocol=PROTOCOL, worker_id=0, pid=os.getpid())))
