@@ -263,3 +263,14 @@ def test_no_round_begins_with_an_id_outside_the_vocabulary(decoding: tuple[Engin
     last_of_last_round = forward._step[step.SAMPLED] + 8 - engine.arena.control
     engine.arena._segment.memory[last_of_last_round : last_of_last_round + 4].view(np.int32)[0] = token_id
     assert step.MISFITS[step.next_round(forward._step, forward._windows, forward._pool)].startswith("token_ids: ")
+
+
+def test_blocks_are_copied_before_the_first_round_only() -> None:
+    outputs = []
+    for max_rounds in (1, 4):
+        engine = Engine("demo", num_blocks=16, max_num_seqs=4, max_model_len=64, max_rounds=max_rounds)
+        [answers] = engine.generate([range(5)], n=3, temperature=1.0, seed=2, max_tokens=9)  # they share half a block
+        outputs.append([answer.token_ids for answer in answers])
+        assert (engine.num_later_rounds > 0) == (max_rounds > 1)
+    assert outputs[0] == outputs[1]
+    assert len({tuple(tokens) for tokens in outputs[0]}) == 3
