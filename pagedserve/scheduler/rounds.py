@@ -41,11 +41,13 @@ def _most_rounds(batch: Batch, limits: Limits, queues: Queues, max_rounds: int) 
 
 
 def _only_samples(part: Scheduled) -> bool:
-    """Whether a step computes one token of a sequence and samples the next, and says no more about it than its id."""
+    """Whether a step computes one token of a sequence and samples the next, and says no more about it than its id.
+
+    Outputs that have not parted have a row each, and a beam has logprobs.
+    """
     request = part.sequence.request
-    is_one_line = request.has_parted and request.beam is None and request.num_draft_tokens == 0
-    has_one_row = part.num_tokens == part.num_sampled_rows == 1 and part.num_target_rows == 0
-    return is_one_line and has_one_row and request.num_logprobs < 0 and not request.lacks_prompt_logprobs
+    has_one_row = part.num_sampled_rows == 1 and part.num_target_rows == 0
+    return part.num_tokens == 1 and has_one_row and request.num_logprobs < 0 and request.num_draft_tokens == 0
 
 
 def _num_alike(part: Scheduled) -> int:

@@ -93,9 +93,11 @@ def test_the_limits_of_rows_and_tokens_of_a_step_hold_for_all_rounds_together() 
 
 
 def test_a_step_has_one_round_while_somebody_waits() -> None:
-    engine = decoding({}, max_num_seqs=1)
+    engine = decoding({}, max_num_seqs=1, max_num_rows=8)
     engine.add(generate("b", prompt_of(4, 1)))
     assert num_rounds(engine.step(4)) == 1
+    engine.scheduler.abort(CLIENT, "b")
+    assert num_rounds(engine.step(4)) == 4
 
 
 def test_a_step_has_one_round_beside_a_prompt() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -15,7 +15,6 @@ from pagedserve.contract import segments
 from pagedserve.contract.control import CONTROL_BYTES
 from pagedserve.contract.messages import (
     PROTOCOL,
-    SAMPLE_ROW,
     Join,
     Ready,
     StepPlan,
@@ -27,31 +26,26 @@ from pagedserve.contract.messages import (
 )
 from pagedserve.scheduler.invariants import InvariantError
 from pagedserve.scheduler.scheduler import Scheduler
-from pagedserve.scheduler.service import Service, ServiceSettings
+from pagedserve.scheduler.service import AHEAD_S, Service, ServiceSettings
 from pagedserve.scheduler.team import Team
-from tests.builders import generate, prompt_of, small_limits
+from tests.builders import FakeTeam, generate, prompt_of, small_limits
 from tests.fake_scheduler import MODEL
 from tests.unit.test_team import SETUP
 
 TAG = f"test-service-{os.getpid()}"
 
 
-def answer(endpoint: str, token_id: int, seconds: float, until: Callable[[StepPlan], bool]) -> None:
-    """A worker that joins, and answers plans with one token id, seconds a round, until a plan is the last one."""
+def answer_out_of_vocabulary(endpoint: str) -> None:
+    """A worker that joins, and answers its first plan with a token id that the model does not have."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.connect(endpoint)
         socket.send(encode(Join(protocol=PROTOCOL, worker_id=0, pid=os.getpid())))
         decode(socket.recv(), TeamMessage)
         socket.send(encode(Ready(worker_id=0, isa="generic", weights_bytes=1, team_bytes=1)))
-        is_last = False
-        while not is_last:
-            plan = decode(socket.recv(), TeamMessage)
-            assert isinstance(plan, StepPlan)
-            time.sleep(seconds * plan.num_rounds)
-            num_sampled = plan.num_rounds * len(plan.rows) // SAMPLE_ROW.itemsize
-            is_last = until(plan)
-            sampled = pack_ids([token_id] * num_sampled)
-            socket.send(encode(StepResult(step_id=plan.step_id, worker_id=0, ok=True, sampled_token_ids=sampled)))
+        plan = decode(socket.recv(), TeamMessage)
+        assert isinstance(plan, StepPlan)
+        result = StepResult(step_id=plan.step_id, worker_id=0, ok=True, sampled_token_ids=pack_ids([1_000_000]))
+        socket.send(encode(result))
 
 
 @pytest.fixture
@@ -80,8 +74,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 def test_a_result_that_does_not_fit_its_plan_ends_the_scheduler_and_does_not_halt_it(
     service: Service, tmp_path: Path
 ) -> None:
-    endpoint = f"ipc://{tmp_path}/workers"
-    worker = threading.Thread(target=answer, args=(endpoint, 1_000_000, 0.0, lambda plan: True), daemon=True)
+    worker = threading.Thread(target=answer_out_of_vocabulary, args=(f"ipc://{tmp_path}/workers",), daemon=True)
     worker.start()
     with pytest.raises(
         InvariantError, match=r"does not fit its plan: sampled_token_ids: expected ids within \[0, 31\]"
@@ -90,23 +83,34 @@ def test_a_result_that_does_not_fit_its_plan_ends_the_scheduler_and_does_not_hal
     worker.join()
 
 
-@pytest.mark.parametrize(("seconds", "most"), [(0.0, 4), (0.003, 2), (0.01, 1)])
-def test_a_step_has_the_rounds_that_its_time_allows_and_each_is_counted(
-    service: Service, tmp_path: Path, seconds: float, most: int
+@pytest.mark.parametrize(("round_s", "num_rounds"), [(0.001, 4), (0.0021, 3), (0.003, 2), (0.0041, 1)])
+def test_a_step_has_the_rounds_that_it_has_time_for_and_each_is_counted(
+    service: Service, monkeypatch: pytest.MonkeyPatch, round_s: float, num_rounds: int
 ) -> None:
-    plans: list[StepPlan] = []
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("pagedserve.scheduler.service.time", SimpleNamespace(monotonic=lambda: clock.now))
+    service._team.join(Join(protocol=PROTOCOL, worker_id=0, pid=os.getpid()), b"worker")
+    service._team.ready(Ready(worker_id=0, isa="generic", weights_bytes=1, team_bytes=1))
+    seen = []
+    for _ in range(6):
+        service._step(clock.now)
+        [plan] = service._scheduler.in_flight
+        seen.append(plan.num_rounds)
+        clock.now += plan.num_rounds * round_s
+        sampled = pack_ids([1] * plan.num_rounds)
+        service._on_worker(
+            b"worker", encode(StepResult(step_id=plan.step_id, worker_id=0, ok=True, sampled_token_ids=sampled))
+        )
+    assert seen == [1] + 5 * [num_rounds]  # nothing is known of the first
+    assert service._status(False, 0.0).num_steps == sum(seen)
 
-    def until(plan: StepPlan) -> bool:
-        plans.append(plan)
-        if sum(plan.num_rounds for plan in plans) == 40:
-            service.stop()
-            return True
-        return False
 
-    worker = threading.Thread(target=answer, args=(f"ipc://{tmp_path}/workers", 1, seconds, until), daemon=True)
-    worker.start()
-    service.run()
-    worker.join()
-    assert plans[0].num_rounds == 1
-    assert max(plan.num_rounds for plan in plans) == most
-    assert service._status(False, 0.0).num_steps == 40
+def test_the_step_after_is_planned_shortly_before_the_last_round_ends(service: Service) -> None:
+    scheduler, team = service._scheduler, FakeTeam(small_limits())
+    service._round_s = 0.002
+    for num_rounds in (1, 4):
+        plan = scheduler.plan(0.0, 4)
+        assert plan is not None and plan.num_rounds == num_rounds
+        service._begin_step(100.0)
+        assert service._ahead_at == pytest.approx(100.0 + 0.002 * num_rounds - AHEAD_S)
+        scheduler.apply(team.run(plan))
