@@ -92,6 +92,13 @@ def test_the_limits_of_rows_and_tokens_of_a_step_hold_for_all_rounds_together() 
     assert num_rounds(engine.step(4)) == 3
 
 
+@pytest.mark.parametrize(("n", "expected"), [(1, 4), (2, 1)])
+def test_a_prompt_of_one_token_has_rounds_at_once_unless_its_outputs_must_part(n: int, expected: int) -> None:
+    engine = Engine()
+    engine.add(generate("a", [1], n=n, temperature=1.0, seed=1))
+    assert num_rounds(engine.step(4)) == expected
+
+
 def test_a_step_has_one_round_while_somebody_waits() -> None:
     engine = decoding({}, max_num_seqs=1, max_num_rows=8)
     engine.add(generate("b", prompt_of(4, 1)))
