@@ -185,9 +185,13 @@ def without_the_last_row(plan: StepPlan) -> StepPlan:
 
 
 def with_two_tokens_of_the_first_sequence(plan: StepPlan) -> StepPlan:
-    """Two sequences of three tokens, and three rows."""
+    """Two sequences of three tokens, and three rows that look right, were there a third sequence behind the second."""
+    rows = np.frombuffer(plan.rows, dtype=SAMPLE_ROW).copy()
+    behind = unpack_ids(plan.block_tables)[0]
+    rows["position"] = [*(1 + unpack_ids(plan.num_computed_tokens)[:2]), 1 + behind]
     return msgspec.structs.replace(
         plan,
+        rows=rows.tobytes(),
         query_start_loc=pack_ids([0, 2, 3]),
         num_computed_tokens=plan.num_computed_tokens[:8],
         block_table_start=pack_ids([0, 1, 3]),
@@ -199,7 +203,7 @@ def with_two_tokens_of_the_first_sequence(plan: StepPlan) -> StepPlan:
     [
         (with_(num_rounds=0), "num_rounds"),
         (with_(num_rounds=-1), "num_rounds"),
-        (with_(num_rounds=5), "num_rounds"),
+        (lambda plan: msgspec.structs.replace(plan, num_rounds=5, history=plan.history + pack_ids([0])), "num_rounds"),
         (with_(num_rounds=2**62), "num_rounds"),
         (with_(num_rounds=2**63 - 1), "num_rounds"),
         (without_the_last_row, "num_rounds"),
