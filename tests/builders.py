@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -134,7 +135,8 @@ def sample(row: Any, logits: Float32, history: Int32, bias: list[tuple[int, floa
 
 
 class FakeTeam:
-    """Runs StepPlans on a pool of keys, exactly as workers must: copies first, then all writes, then the rows."""
+    """Runs StepPlans on a pool of keys, exactly as workers must: copies first, then in each round all writes, then the
+    rows."""
 
     def __init__(self, limits: Limits, model: FakeModel | None = None) -> None:
         self.limits = limits
@@ -149,12 +151,33 @@ class FakeTeam:
     def run(self, plan: StepPlan) -> StepResult:
         """The result of a plan; running it twice gives the same."""
         self._copy(unpack_ids(plan.copies).reshape(-1, 2))
-        starts = unpack_ids(plan.query_start_loc)
-        token_ids = self._known(plan, plan.token_ids)
-        tables = np.split(unpack_ids(plan.block_tables), unpack_ids(plan.block_table_start)[1:-1])
+        token_ids, history = self._known(plan, plan.token_ids), self._known(plan, plan.history)
         computed = unpack_ids(plan.num_computed_tokens)
-        assert starts[-1] == len(token_ids) <= self.limits.max_num_batched_tokens
+        rows = np.frombuffer(plan.rows, dtype=SAMPLE_ROW).copy()
+        assert len(token_ids) <= self.limits.max_num_batched_tokens
         assert len(computed) <= self.limits.max_num_seqs
+        assert len(rows) * plan.num_rounds <= self.limits.max_num_rows
+        result = self._round(plan, token_ids, computed, rows, history)
+        sampled = [unpack_ids(result.sampled_token_ids)]
+        for _ in range(1, plan.num_rounds):
+            assert len(computed) == len(rows) == len(token_ids) and rows["token_index"].tolist() == [*range(len(rows))]
+            assert (rows["target"] < 0).all() and (rows["num_logprobs"] < 0).all()
+            for row, token_id in zip(rows, sampled[-1], strict=True):
+                if (row["repetition_penalty"], row["presence_penalty"], row["frequency_penalty"]) != (1.0, 0.0, 0.0):
+                    assert history[row["history_end"]] == 0, "no room was left"
+                    history[row["history_end"]] = token_id
+                    row["history_end"] += 1
+            computed = computed + 1
+            rows["position"] += 1
+            result = self._round(plan, sampled[-1], computed, rows, history)
+            sampled.append(unpack_ids(result.sampled_token_ids))
+        self.sampled[plan.step_id % 3] = np.concatenate(sampled)
+        return msgspec.structs.replace(result, sampled_token_ids=pack_ids(np.concatenate(sampled)))
+
+    def _round(self, plan: StepPlan, token_ids: Int32, computed: Int32, rows: Any, history: Int32) -> StepResult:
+        starts = unpack_ids(plan.query_start_loc)
+        tables = np.split(unpack_ids(plan.block_tables), unpack_ids(plan.block_table_start)[1:-1])
+        assert starts[-1] == len(token_ids)
         self._check_writes(tables, computed, starts)
         place: list[tuple[Int32, int]] = []  # of each token: its table and position
         for table, first, begin, end in zip(tables, computed, starts[:-1], starts[1:], strict=True):
@@ -163,7 +186,7 @@ class FakeTeam:
                 place.append((table, int(first) + offset))
         self.num_steps += 1
         self.num_computed_tokens += len(token_ids)
-        return self._rows(plan, place)
+        return self._rows(plan, place, rows, history)
 
     def _known(self, plan: StepPlan, column: bytes) -> Int32:
         before = self.sampled[(plan.step_id - 1) % 3].tolist()
@@ -199,10 +222,7 @@ class FakeTeam:
         self.keys[block_id, offset] = _key(seen, token_id, position)
         self.token_ids[block_id, offset] = token_id
 
-    def _rows(self, plan: StepPlan, place: list[tuple[Int32, int]]) -> StepResult:
-        rows = np.frombuffer(plan.rows, dtype=SAMPLE_ROW)
-        assert len(rows) <= self.limits.max_num_rows
-        history = self._known(plan, plan.history)
+    def _rows(self, plan: StepPlan, place: list[tuple[Int32, int]], rows: Any, history: Int32) -> StepResult:
         bias_token_ids = unpack_ids(plan.bias_token_ids).tolist()
         bias_values = np.frombuffer(plan.bias_values, dtype="<f4").tolist()
         sampled, chosen, ranks, top_ids, top_values = [], [], [], [], []
@@ -221,7 +241,6 @@ class FakeTeam:
             best = np.argsort(-logprobs, kind="stable")[: max(0, row["num_logprobs"])]
             top_ids.append(best)
             top_values.append(logprobs[best])
-        self.sampled[plan.step_id % 3] = np.array(sampled, dtype=np.int32)
         return StepResult(
             step_id=plan.step_id,
             worker_id=0,
@@ -252,10 +271,10 @@ class Engine:
         self.scheduler.add(CLIENT, message, self.now)
         self.scheduler.check()
 
-    def step(self) -> StepPlan | None:
+    def step(self, max_rounds: int = 1) -> StepPlan | None:
         """Plan, run and apply one step; its plan."""
         self.now += 1.0
-        plan = self.scheduler.plan(self.now)
+        plan = self.scheduler.plan(self.now, max_rounds)
         self.scheduler.check()
         if plan is not None:
             self.receive(self.scheduler.apply(self.team.run(plan)))

@@ -55,6 +55,7 @@ class Engine:
         max_num_batched_tokens: int = 128,
         max_model_len: int | None = None,
         run_ahead: bool = True,
+        max_rounds: int = 4,
         **limits: Any,
     ) -> None:
         checkpoint = open_checkpoint(model) if isinstance(model, (str, Path)) else model
@@ -103,17 +104,21 @@ class Engine:
         self.scheduler = Scheduler(self.limits)
         self.num_steps = 0
         self._run_ahead = run_ahead
+        self._max_rounds = max_rounds
         self.num_steps_ahead = 0
+        self.num_later_rounds = 0
 
     def step(self) -> list[SequenceTokens]:
         """One step of what was added; its outputs. With run_ahead the next one is planned before, if it can be."""
         if not self.scheduler.in_flight:
-            plan = self.scheduler.plan(float(self.num_steps))
+            plan = self.scheduler.plan(float(self.num_steps), self._max_rounds)
             assert plan is not None, "something waits, and nothing runs"
         if self._run_ahead and self.scheduler.has_work:
-            self.num_steps_ahead += self.scheduler.plan(float(self.num_steps)) is not None
-        result = self.compute(self.scheduler.in_flight[0])
+            self.num_steps_ahead += self.scheduler.plan(float(self.num_steps), self._max_rounds) is not None
+        plan = self.scheduler.in_flight[0]
+        result = self.compute(plan)
         self.num_steps += 1
+        self.num_later_rounds += plan.num_rounds - 1
         outputs = [output for _, output in self.scheduler.apply(result)]
         self.scheduler.check()
         return outputs

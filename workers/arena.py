@@ -42,13 +42,13 @@ class Arena:
         """Address of an array."""
         return self.control + self._offsets[name]
 
-    def sampled(self, step_id: int, num_rows: int) -> Ids:
-        """What a step's rows have sampled."""
+    def sampled(self, step_id: int, num_sampled: int) -> Ids:
+        """What a step's rows have sampled, round after round."""
         begin = self.sampled_address(step_id) - self.control
-        return self._memory[begin : begin + 4 * num_rows].tobytes()
+        return self._memory[begin : begin + 4 * num_sampled].tobytes()
 
     def sampled_address(self, step_id: int) -> int:
-        """Where a step's rows put the token ids that they sample."""
+        """Where a step's rows put the token ids that they sample, [num_rounds, R]: max_num_batched_tokens at most."""
         return self._sampled + step_id % SAMPLED_PLACES * 4 * self._max_rows
 
     def logprobs(self, counts: Int32) -> dict[str, bytes]:

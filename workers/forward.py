@@ -87,6 +87,7 @@ class Forward:
         self._step[: st.LENGTHS] = [address, *(address + end for end in itertools.accumulate(lengths[:-1]))]
         self._step[st.LENGTHS : 2 * st.LENGTHS] = lengths
         arena = self._arena
+        self._step[st.NUM_ROUNDS] = plan.num_rounds
         self._step[st.SAMPLED] = arena.sampled_address(plan.step_id)
         self._step[st.SAMPLED_BEFORE] = arena.sampled_address(plan.step_id - 1)
         outcome = p.run(
@@ -99,9 +100,8 @@ class Forward:
 
     def results(self, plan: StepPlan) -> dict[str, Any]:
         """The columns of StepResult for the plan that was run last."""
-        columns: dict[str, Any] = {
-            "sampled_token_ids": self._arena.sampled(plan.step_id, int(self._step[st.NUM_SAMPLED]))
-        }
+        num_sampled = plan.num_rounds * int(self._step[st.NUM_SAMPLED])
+        columns: dict[str, Any] = {"sampled_token_ids": self._arena.sampled(plan.step_id, num_sampled)}
         if self._step[st.MAX_NUM_LOGPROBS] >= 0:
             columns |= self._arena.logprobs(np.frombuffer(plan.rows, dtype=SAMPLE_ROW)["num_logprobs"])
         return columns

@@ -193,7 +193,7 @@ class Status(Message, frozen=True, tag=True):
     num_free_blocks: int
     num_cached_blocks: int
     num_referenced_blocks: int
-    num_steps: int
+    num_steps: int  # forward passes: a plan of several rounds counts each
     num_prompt_tokens: int
     num_generation_tokens: int
     num_cached_tokens: int  # prefix cache hits, tokens
@@ -204,7 +204,7 @@ class Status(Message, frozen=True, tag=True):
     num_finished: dict[str, int]  # by finish_reason
     step_time_s: float = 0.0  # of all steps, as rank 0 measured them
     kernel_time_s: float = 0.0
-    num_steps_ahead: int = 0  # planned while the step before them was computed
+    num_steps_ahead: int = 0  # of them, those planned while the plan before was computed
     block_states: bytes = b""  # one byte a block: 0 free, 1 cached, 2 private, 3 shared
 
 
@@ -250,14 +250,19 @@ class Ready(Message, frozen=True, tag=True):
 
 
 class StepPlan(Message, frozen=True, tag=True):
-    """One forward pass for the whole team. All shapes: N tokens, S sequences, R rows that sample.
+    """One forward pass for the whole team, or several rounds of it. Shapes: N tokens, S sequences, R rows that sample.
 
     Sequence s owns tokens query_start_loc[s]:query_start_loc[s+1]; its first token has position
     num_computed_tokens[s]; its blocks are block_tables[block_table_start[s]:block_table_start[s+1]], -1 where a
     sliding window has freed the block. `copies` (pairs source, destination) happen before anything is written.
     Sampling columns are described at SAMPLE_ROW; `history` and `bias_*` are ragged, cut by offsets in the rows.
-    In token_ids and history a negative id -1 - r is the token that row r of step step_id - 1 has sampled: a plan may be
-    sent before the result of the step before it is known.
+    In token_ids and history a negative id -1 - i is element i of what step step_id - 1 has sampled (of its row r in its
+    last round: (num_rounds - 1) * R + r): a plan may be sent before the result of the step before it is known.
+
+    With num_rounds > 1 the pass is run so many times: in each later round every sequence goes one token further, with
+    the token that the round before sampled for it. Each sequence has one token and one row then (N == S == R), row i is
+    of token i, without a target or logprobs; block_tables reach to the last round's position, copies happen before the
+    first, and behind the history of a row with penalties there is room for num_rounds - 1 more ids.
     """
 
     step_id: int
@@ -272,6 +277,7 @@ class StepPlan(Message, frozen=True, tag=True):
     history: Ids = b""  # token ids for the penalties
     bias_token_ids: Ids = b""
     bias_values: bytes = b""  # float32; -inf bans a token
+    num_rounds: int = 1
 
 
 class StepResult(Message, frozen=True, tag=True):
@@ -280,7 +286,7 @@ class StepResult(Message, frozen=True, tag=True):
     step_id: int
     worker_id: int
     ok: bool
-    sampled_token_ids: Ids = b""  # [R]
+    sampled_token_ids: Ids = b""  # [num_rounds, R]
     logprobs: bytes = b""  # float32 [R], of the sampled (or target) token, from raw logits
     ranks: Ids = b""  # [R], 1 = most likely; 0 where no logprobs were asked
     top_token_ids: Ids = b""  # ragged, num_logprobs of each row

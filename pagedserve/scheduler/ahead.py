@@ -1,11 +1,13 @@
 """The step after the one in flight, planned before its result is known, so that the team goes from step to step without
-a pause: every sequence goes one token further, and that token is whatever the step in flight samples.
+a pause: every sequence goes one token further, and that token is whatever the step in flight samples last.
 
 Only where this is what the Planner would do too. An end that the step in flight may bring (a stop token, an abort) is
 found too late: what is computed for that sequence then is dropped.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from pagedserve.scheduler.batch import Batch, Scheduled
 from pagedserve.scheduler.limits import Limits
@@ -19,21 +21,21 @@ def next_batch(in_flight: Batch, limits: Limits, pool: Pool, queues: Queues) -> 
     parts = [part for sequence, part in in_flight.parts.items() if sequence.state is State.RUNNING]
     if len(parts) < len(queues.running) or not all(_samples_next(part) for part in parts):
         return None
-    going_on = [part for part in parts if part.end + 1 < part.sequence.request.max_num_tokens]
+    next_parts = [_next_part(part, in_flight) for part in parts]
+    going_on = [part for part in next_parts if part.end < part.sequence.request.max_num_tokens]
     num_missing = 0
     for part in going_on:
         if pool.is_shared(part.sequence):
             return None  # a copy is made by the first who writes, and who that is is not known yet
-        num_missing += pool.num_missing(part.sequence, _num_to_come(part))
+        num_missing += pool.num_missing(part.sequence, part.num_to_come())
     if not going_on or num_missing > pool.allocator.num_available:
         return None
     if queues.waiting and len(going_on) < limits.max_num_seqs:
         return None  # somebody may be admitted
     batch = Batch(limits)
     for part in going_on:
-        pool.extend(part.sequence, _num_to_come(part))
-        row = part.first_row + part.num_target_rows
-        batch.add(Scheduled(part.sequence, part.end, 1, 0, 1, None, sampled_by=row), is_chunk=False)
+        pool.extend(part.sequence, part.num_to_come())
+        batch.add(part, is_chunk=False)
     return batch
 
 
@@ -44,6 +46,8 @@ def _samples_next(part: Scheduled) -> bool:
     return part.num_sampled_rows == 1 and is_one_line
 
 
-def _num_to_come(part: Scheduled) -> int:
-    """Tokens from the sequence's first that no answered step has computed to the one of the step that is planned."""
-    return part.end + 1 - part.sequence.num_computed_tokens
+def _next_part(part: Scheduled, in_flight: Batch) -> Scheduled:
+    """The part after one in flight: the token that its last round samples."""
+    row, num_rows = part.first_row + part.num_target_rows, len(in_flight.parts)  # where there are several rounds
+    unknown = -1 - row - num_rows * np.arange(in_flight.num_rounds, dtype=np.int32)
+    return Scheduled(part.sequence, part.end + in_flight.num_rounds - 1, 1, 0, 1, None, unknown=unknown)

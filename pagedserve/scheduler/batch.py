@@ -16,7 +16,10 @@ _NO_TOKENS: Int32 = np.empty(0, dtype=np.int32)
 
 @dataclass(slots=True, eq=False)
 class Scheduled:
-    """One sequence's part of a step: `num_tokens` tokens, then drafts; rows of prompt logprobs, then sampling."""
+    """One sequence's part of a step: `num_tokens` tokens, then drafts; rows of prompt logprobs, then sampling.
+
+    In a batch of several rounds: its part of the first.
+    """
 
     sequence: Sequence
     start: int  # position of its first token
@@ -25,7 +28,7 @@ class Scheduled:
     num_sampled_rows: int  # 1, or one for each output of a request whose prompt ends here; drafts add one each
     copy: tuple[int, int] | None
     drafts: Int32 = field(default_factory=lambda: _NO_TOKENS)
-    sampled_by: int = -1  # the row of the step in flight that samples its one token; -1: its tokens are known
+    unknown: Int32 = field(default_factory=lambda: _NO_TOKENS)  # ids of the step in flight; its token is the last one
     first_row: int = 0
 
     @property
@@ -33,10 +36,19 @@ class Scheduled:
         """Position behind its tokens, where the first sampled one will be."""
         return self.start + self.num_tokens
 
+    @property
+    def num_written(self) -> int:
+        """Tokens that the step's first round writes K and V of."""
+        return self.num_tokens + len(self.drafts)
+
+    def num_to_come(self, num_rounds: int = 1) -> int:
+        """Tokens from the sequence's first that no answered step has computed to the one of its last round."""
+        return self.end + num_rounds - 1 - self.sequence.num_computed_tokens
+
     def token_ids(self) -> Int32:
         """Its tokens, as StepPlan has them."""
-        if self.sampled_by >= 0:
-            return np.array([-1 - self.sampled_by], dtype=np.int32)
+        if len(self.unknown):
+            return self.unknown[-1:]
         return self.sequence.tokens.values[self.start : self.end]
 
 
@@ -45,6 +57,7 @@ class Batch:
 
     def __init__(self, limits: Limits) -> None:
         self.parts: dict[Sequence, Scheduled] = {}
+        self.num_rounds = 1
         self.num_tokens_left = limits.max_num_batched_tokens
         self.num_rows_left = limits.max_num_rows
         self._limits = limits
@@ -90,12 +103,12 @@ class Batch:
         starts, table_starts = [0], [0]
         computed: list[int] = []
         copies: list[int] = []
-        rows = _Rows()
+        rows = _Rows(self.num_rounds)
         for sequence, part in self.parts.items():
             rows.add(part, starts[-1])
             tokens += [part.token_ids(), part.drafts]
             tables.append(sequence.table.view())
-            starts.append(starts[-1] + part.num_tokens + len(part.drafts))
+            starts.append(starts[-1] + part.num_written)
             table_starts.append(table_starts[-1] + sequence.table.length)
             computed.append(part.start)
             if part.copy is not None:
@@ -113,6 +126,7 @@ class Batch:
             history=_join(rows.history),
             bias_token_ids=_join(rows.bias_token_ids),
             bias_values=b"".join(values.data for values in rows.bias_values),
+            num_rounds=self.num_rounds,
         )
         return plan, rows.num_logprobs
 
@@ -125,13 +139,14 @@ def _join(columns: list[Int32]) -> Ids:
 class _Rows:
     """The SAMPLE_ROW column and its ragged neighbours while they grow."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_rounds: int) -> None:
         self.packed: list[bytes] = []
         self.num_logprobs: list[int] = []
         self.history: list[Int32] = []
         self.bias_token_ids: list[Int32] = []
         self.bias_values: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []
         self._history_length = 0
+        self._history_room: Int32 = np.zeros(num_rounds - 1, dtype=np.int32)  # for what the rounds sample
         self._bias_length = 0
 
     def add(self, part: Scheduled, first_token: int) -> None:
@@ -182,14 +197,14 @@ class _Rows:
         self.packed.append(pack_sample_row(*ids, *request.row_numbers, *history_span, *bias_span))
 
     def _add_history(self, part: Scheduled) -> tuple[int, int, int]:
-        """Put the tokens that penalties see into `history`, drafts last; (start, end without drafts, prompt tokens)."""
+        """Put the tokens that penalties see into `history`, drafts and room last; (start, end before those, prompt
+        tokens)."""
         sequence, request = part.sequence, part.sequence.request
         sees_prompt = request.sampling.repetition_penalty != 1.0
         known = sequence.tokens.view() if sees_prompt else sequence.output_token_ids()
-        sampled = part.token_ids() if part.sampled_by >= 0 else _NO_TOKENS
-        self.history += [known, sampled, part.drafts]
-        start, end = self._history_length, self._history_length + len(known) + len(sampled)
-        self._history_length = end + len(part.drafts)
+        self.history += [known, part.unknown, part.drafts, self._history_room]
+        start, end = self._history_length, self._history_length + len(known) + len(part.unknown)
+        self._history_length = end + len(part.drafts) + len(self._history_room)
         return start, end, request.num_prompt_tokens if sees_prompt else 0
 
     def _add_bias(self, request: Request, num_output_tokens: int) -> tuple[int, int]:

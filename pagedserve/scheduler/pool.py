@@ -243,10 +243,12 @@ class Pool:
                 require(self._find(sequence, index) == table[index], f"{name}: a published block cannot be found")
         require(counts == self.allocator.ref_counts, "reference counts differ from table entries")
 
-    def check_writes(self, sequence: Sequence, num_tokens: int) -> None:
-        """InvariantError unless the blocks of a sequence's next tokens are in use and nobody can find them as full."""
+    def check_writes(self, sequence: Sequence, end: int) -> None:
+        """InvariantError unless the blocks of a sequence's tokens from the first that is not computed to position `end`
+        are there, in use, and nobody can find them as full."""
         first = sequence.num_computed_tokens // self._block_size
-        end = self._limits.num_blocks_for(sequence.num_computed_tokens + num_tokens)
+        end = self._limits.num_blocks_for(end)
+        require(sequence.table.length >= end, "a step writes to a block that the sequence does not have")
         for block_id in sequence.table.values[first:end].tolist():
             require(self.allocator.ref_counts[block_id] > 0, f"block {block_id} is free while a step writes to it")
             require(not self.cache.holds(block_id), f"block {block_id} is full and shared, but a step writes to it")

@@ -63,12 +63,15 @@ class Progress:
     # ---- one sequence -----------------------------------------------------------------------------------------------
 
     def _extend(self, sequence: Sequence, part: Scheduled, results: Results, outputs: Outputs) -> None:
-        """Append the sampled token, and behind it those sampled after drafts that were right."""
-        num_drafts = len(part.drafts)
+        """Append the sampled token, and behind it those of later rounds, or sampled after drafts that were right."""
+        num_drafts, num_accepted = len(part.drafts), 0
         row = part.first_row + part.num_target_rows
-        sampled = results.token_ids[row : row + 1 + num_drafts]
-        num_accepted = speculation.num_accepted(part.drafts, sampled) if num_drafts else 0
-        token_ids = self._append(sequence, sampled[: num_accepted + 1])
+        if num_drafts:
+            sampled = results.token_ids[row : row + 1 + num_drafts]
+            num_accepted = speculation.num_accepted(part.drafts, sampled)
+            token_ids = self._append(sequence, sampled[: num_accepted + 1])
+        else:
+            token_ids = self._append(sequence, results.of_rounds(row))
         self._compute(sequence, part.num_tokens + len(token_ids) - 1)
         if num_drafts:
             self._count_drafts(sequence, num_drafts, num_accepted)

@@ -1,7 +1,8 @@
 """Scheduler: the pure core. Events in (add, fork, abort, plan, apply), records out; no I/O, no clock, no environment.
 
 It owns the live requests and the steps in flight: the one that runs, and at most one that was planned before its result
-is known. Planner (and ahead.py) decides what is in a step, Progress what its result means, Pool what happens to blocks.
+is known. Planner (and ahead.py) decides what is in a step, rounds.py how often it is run, Progress what its result
+means, Pool what happens to blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 from pagedserve.contract.errors import ProtocolError, RequestError
 from pagedserve.contract.messages import Fork, Generate, Int32, StepPlan, StepResult
 from pagedserve.scheduler import ahead, refusals
-from pagedserve.scheduler.batch import Batch, Scheduled
+from pagedserve.scheduler.batch import Batch
 from pagedserve.scheduler.beam import BeamSearch
 from pagedserve.scheduler.counters import Counters
 from pagedserve.scheduler.invariants import require
@@ -28,6 +29,7 @@ from pagedserve.scheduler.progress import Progress
 from pagedserve.scheduler.queues import Queues
 from pagedserve.scheduler.request import Request, Sequence, State, new_request
 from pagedserve.scheduler.results import Results
+from pagedserve.scheduler.rounds import add_rounds
 
 
 @dataclass(frozen=True)
@@ -145,8 +147,8 @@ class Scheduler:
         """The plans that await their results: after a loss of workers they are sent again as they are, in order."""
         return tuple(flight.plan for flight in self._flights)
 
-    def plan(self, now: float) -> StepPlan | None:
-        """The next step, `team` left empty; None when nothing can be computed now.
+    def plan(self, now: float, max_rounds: int = 1) -> StepPlan | None:
+        """The next step, `team` left empty, of max_rounds rounds at most; None when nothing can be computed now.
 
         With a step in flight it is the one after it, if that can be told already. InvariantError with two in flight.
         """
@@ -157,9 +159,10 @@ class Scheduler:
             batch = self._planner.next_batch(now)
         if batch is None:
             return None
+        add_rounds(batch, self.limits, self._pool, self._queues, max_rounds)
         plan, num_logprobs = batch.plan(self._num_plans)
         self._num_plans += 1
-        self.counters.num_steps_ahead += len(self._flights)
+        self.counters.num_steps_ahead += len(self._flights) * plan.num_rounds
         self._flights.append(_Flight(batch, plan, num_logprobs))
         for sequence in batch.parts:
             sequence.num_steps_in_flight += 1
@@ -173,8 +176,10 @@ class Scheduler:
         if not self._flights or result.step_id != self._flights[0].plan.step_id or not result.ok:
             expected = str(self._flights[0].plan.step_id) if self._flights else "none"
             raise ProtocolError(f"result of step {result.step_id} (ok: {result.ok}), expected {expected}")
-        results = Results(result, self._flights[0].num_logprobs, self.limits.vocab_size)
-        records = self._progress.apply(self._flights.popleft().batch, results)
+        flight = self._flights[0]
+        results = Results(result, flight.num_logprobs, flight.plan.num_rounds, self.limits.vocab_size)
+        self._flights.popleft()
+        records = self._progress.apply(flight.batch, results)
         for client, record in records:
             if record.finished:
                 del self._requests[client, record.request_id]
@@ -210,17 +215,17 @@ class Scheduler:
                 is_live = sequence.state in (State.WAITING, State.RUNNING)
                 require(is_live == (sequence in queued), "a live sequence is in no queue, or another one is in one")
                 require(0 <= sequence.num_computed_tokens <= sequence.num_tokens, "more tokens computed than known")
-        for sequence, parts in self._flying().items():
-            require(sequence.num_steps_in_flight == len(parts), "a sequence is in more or fewer steps than it knows")
-            num_tokens = sum(part.num_tokens + len(part.drafts) for part in parts)
-            self._pool.check_writes(sequence, num_tokens)
+        for sequence, ends in self._flying().items():
+            require(sequence.num_steps_in_flight == len(ends), "a sequence is in more or fewer steps than it knows")
+            self._pool.check_writes(sequence, ends[-1])
 
-    def _flying(self) -> dict[Sequence, list[Scheduled]]:
-        """The sequences in flight, and their parts of the steps."""
-        flying: dict[Sequence, list[Scheduled]] = {}
+    def _flying(self) -> dict[Sequence, list[int]]:
+        """The sequences in flight, and for each of their steps the position behind the last that it writes."""
+        flying: dict[Sequence, list[int]] = {}
         for flight in self._flights:
             for sequence, part in flight.batch.parts.items():
-                flying.setdefault(sequence, []).append(part)
+                end = part.start + part.num_written + flight.batch.num_rounds - 1
+                flying.setdefault(sequence, []).append(end)
         return flying
 
     def _holders(self) -> Iterator[Sequence]:

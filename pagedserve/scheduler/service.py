@@ -43,6 +43,7 @@ from pagedserve.contract.messages import (
     encode,
 )
 from pagedserve.scheduler.invariants import InvariantError
+from pagedserve.scheduler.rounds import rounds_in_time
 from pagedserve.scheduler.scheduler import Scheduler
 from pagedserve.scheduler.team import Outgoing, Team
 
@@ -101,7 +102,7 @@ class Service:
         self._running = True
         self._started = time.monotonic()
         self._step_started = self._ahead_at = 0.0
-        self._last_step_s = 0.0
+        self._round_s = 0.0  # of the last step, a round; 0 before the first
         self._aborted_late_step = False
         self._num_steps = 0
         self._step_time_s = self._kernel_time_s = 0.0
@@ -298,16 +299,17 @@ class Service:
         else:
             self._team.result(message)
             while (result := self._team.finish_step()) is not None:
-                self._num_steps += 1
+                now = time.monotonic()
+                num_rounds = self._scheduler.in_flight[0].num_rounds
+                self._num_steps += num_rounds
                 self._step_time_s += result.step_time_s
                 self._kernel_time_s += result.kernel_time_s
-                now = time.monotonic()
-                self._last_step_s = now - self._step_started
-                self._begin_step(now)  # the one that was sent ahead, if there is one
+                self._round_s = (now - self._step_started) / num_rounds
                 try:
                     self._outputs += self._scheduler.apply(result)
                 except ProtocolError as error:  # a bug of ours: better a new scheduler than one that waits for ever
                     raise InvariantError(f"a worker's result does not fit its plan: {error}") from None
+                self._begin_step(now)  # the one that was sent ahead, if there is one
 
     def _on_join(self, identity: bytes, message: Join) -> None:
         if message.protocol != PROTOCOL or self._team.has(message.worker_id):
@@ -347,21 +349,22 @@ class Service:
                 self._begin_step(now)
                 self._send_team(outgoing)
         elif not self._scheduler.in_flight and self._team.can_start and self._scheduler.has_work:
-            plan = self._scheduler.plan(now)
+            plan = self._scheduler.plan(now, rounds_in_time(self._round_s))
             if plan is not None:
                 self._begin_step(now)
                 self._send_team(self._team.start(plan))
 
     def _begin_step(self, now: float) -> None:
         self._step_started, self._aborted_late_step = now, False
-        self._ahead_at = now + self._last_step_s - AHEAD_S
+        num_rounds = sum(plan.num_rounds for plan in self._scheduler.in_flight[:1])
+        self._ahead_at = now + num_rounds * self._round_s - AHEAD_S
 
     def _step_ahead(self) -> None:
         """Plan the step after the running one, once that is about to end."""
         now = time.monotonic()
         if self._waits_to_step_ahead and now >= self._ahead_at:
             self._ahead_at = math.inf  # if it cannot be planned now, it is after the result
-            plan = self._scheduler.plan(now)
+            plan = self._scheduler.plan(now, rounds_in_time(self._round_s))
             if plan is not None:
                 self._send_team(self._team.start(plan))
 

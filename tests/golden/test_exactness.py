@@ -19,6 +19,16 @@ from tests.golden_data import GOLDEN
 MODELS = ("demo", "gpt2-tiny", "mistral-tiny", "smollm2")
 OUTPUT = 24
 
+WITHOUT_LOGPROBS = [  # a request with them has one round a step
+    sampling_params({"max_tokens": 40, "ignore_eos": True, "seed": 1, **options})
+    for options in (
+        {"temperature": 0.0},
+        {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1, "presence_penalty": 0.3},
+        {"temperature": 1.0, "top_k": 20, "frequency_penalty": 0.7, "logit_bias": {3: 2.0, 5: -100.0}},
+        {"temperature": 0.0, "repetition_penalty": 1.3},
+    )
+]
+
 Bits = list[tuple[list[int], list[Any]]]
 
 
@@ -121,6 +131,30 @@ def test_steps_planned_before_the_result_of_the_one_before_do_not_show(case: Cas
     engine, one_by_one = case.engine(), case.engine(run_ahead=False)
     assert case.together(engine) == case.together(one_by_one) == case.alone
     assert engine.num_steps_ahead > 10 and one_by_one.num_steps_ahead == 0
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+@pytest.mark.parametrize("max_rounds", [2, 4])
+def test_several_rounds_in_a_step_do_not_show(case: Case, max_rounds: int, run_ahead: bool) -> None:
+    one_by_one = case.engine(max_rounds=1)
+    expected = bits(one_by_one.generate(case.prompts, WITHOUT_LOGPROBS))
+    engine = case.engine(max_rounds=max_rounds, run_ahead=run_ahead)
+    assert bits(engine.generate(case.prompts, WITHOUT_LOGPROBS)) == expected
+    assert one_by_one.num_later_rounds == 0 and engine.num_later_rounds >= 15
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_the_rounds_after_a_stop_token_do_not_show(case: Case, run_ahead: bool) -> None:
+    going_on = bits(case.engine(max_rounds=1).generate(case.prompts, WITHOUT_LOGPROBS))
+    stopping = [
+        msgspec.structs.replace(each, stop_token_ids=(tokens[place],), min_tokens=min_tokens)
+        for each, (tokens, _), place, min_tokens in zip(
+            WITHOUT_LOGPROBS, going_on, (9, 10, 11, 12), (0, 0, 7, 30), strict=True
+        )
+    ]
+    expected = bits(case.engine(max_rounds=1).generate(case.prompts, stopping))
+    assert [len(tokens) <= 12 for tokens, _ in expected[:2]] == [True, True]
+    assert bits(case.engine(run_ahead=run_ahead).generate(case.prompts, stopping)) == expected
 
 
 def test_forks_of_a_prompt_answer_as_requests_of_their_own(case: Case) -> None:

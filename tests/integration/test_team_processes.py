@@ -89,6 +89,27 @@ def test_killed_workers_cost_no_stream_and_no_bit(servers: Any) -> None:
     assert eventually(lambda: running.output.count("is ready (") >= 5, 10.0)
 
 
+def test_several_rounds_a_step_cost_no_bit_and_neither_do_workers_killed_in_them(servers: Any) -> None:
+    folder, running = servers(2, Path(__file__).parents[1] / "golden" / "gpt2-tiny")
+
+    def records(client: Client, logprobs: int | None = None) -> list[tuple[int, ...]]:
+        options = {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.2, "logprobs": logprobs}
+        return [record.token_ids for record in client.generate([1, 2, 3], max_tokens=100, ignore_eos=True, **options)]
+
+    with Client(folder.endpoint()) as client:
+        expected = [token_id for token_ids in records(client, logprobs=0) for token_id in token_ids]
+        before = client.status().num_steps
+        several = records(client)
+        assert client.status().num_steps - before == 100
+        assert max(map(len, several)) == 4 and len(several) < 50
+        assert [token_id for token_ids in several for token_id in token_ids] == expected
+        for _ in range(3):
+            running.child("--worker-id").send_signal(signal.SIGKILL)
+            begun = time.monotonic()
+            while time.monotonic() - begun < 0.3:
+                assert [token_id for token_ids in records(client) for token_id in token_ids] == expected
+
+
 def test_steps_are_planned_while_the_team_computes(servers: Any) -> None:
     folder, _ = servers(2)
     with Client(folder.endpoint()) as client:

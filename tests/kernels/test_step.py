@@ -138,3 +138,143 @@ def test_a_sampled_id_comes_from_the_step_before(engine: Engine, plan: StepPlan)
     known = msgspec.structs.replace(ids("token_ids", 2, sampled[1])(plan), step_id=plan.step_id + 1)
     assert engine.compute(after) == engine.compute(known)
     assert unpack_ids(engine.compute(plan).sampled_token_ids).tolist() == sampled
+
+
+# ---- rounds ---------------------------------------------------------------------------------------------------------
+
+PROMPTS = ((1, 2, 3), (4, 5), (6, 7, 8, 9, 10))
+OPTIONS = ({"repetition_penalty": 1.5, "temperature": 1.0, "seed": 4}, {}, {"presence_penalty": 0.5})
+
+
+def add_all(engine: Engine) -> None:
+    for name, prompt, options in zip("abc", PROMPTS, OPTIONS, strict=True):
+        params = sampling_params({"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, **options})
+        engine.add(name, prompt, params)
+
+
+@pytest.fixture(scope="module")
+def decoding() -> tuple[Engine, StepPlan]:
+    """Three sequences that decode, and their plan of four rounds: histories of 4, 0 and 1 ids, each with room for 3."""
+    engine = Engine("demo", num_blocks=16, max_num_batched_tokens=13, max_num_seqs=4, max_model_len=64)
+    add_all(engine)
+    prompts = engine.scheduler.plan(0.0, 4)
+    assert prompts is not None and prompts.num_rounds == 1
+    engine.scheduler.apply(engine.compute(prompts))
+    plan = engine.scheduler.plan(0.0, 4)
+    assert plan is not None and plan.num_rounds == 4
+    return engine, plan
+
+
+def with_(**columns: object) -> Callable[[StepPlan], StepPlan]:
+    """Other columns altogether."""
+    return lambda plan: msgspec.structs.replace(plan, **columns)
+
+
+def with_a_history_without_room(name: str, penalty: float) -> Callable[[StepPlan], StepPlan]:
+    """The second row has one penalty, and its empty history is at the end of the column."""
+
+    def change(plan: StepPlan) -> StepPlan:
+        end = len(plan.history) // 4
+        return row("history_start", end)(row("history_end", end)(row(name, penalty)(plan)))
+
+    return change
+
+
+def without_the_last_row(plan: StepPlan) -> StepPlan:
+    return msgspec.structs.replace(plan, rows=plan.rows[:-72])
+
+
+def with_two_tokens_of_the_first_sequence(plan: StepPlan) -> StepPlan:
+    """Two sequences of three tokens, and three rows that look right, were there a third sequence behind the second."""
+    rows = np.frombuffer(plan.rows, dtype=SAMPLE_ROW).copy()
+    behind = unpack_ids(plan.block_tables)[0]
+    rows["position"] = [*(1 + unpack_ids(plan.num_computed_tokens)[:2]), 1 + behind]
+    return msgspec.structs.replace(
+        plan,
+        rows=rows.tobytes(),
+        query_start_loc=pack_ids([0, 2, 3]),
+        num_computed_tokens=plan.num_computed_tokens[:8],
+        block_table_start=pack_ids([0, 1, 3]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "column"),
+    [
+        (with_(num_rounds=0), "num_rounds"),
+        (with_(num_rounds=-1), "num_rounds"),
+        (lambda plan: msgspec.structs.replace(plan, num_rounds=5, history=plan.history + pack_ids([0])), "num_rounds"),
+        (with_(num_rounds=2**62), "num_rounds"),
+        (with_(num_rounds=2**63 - 1), "num_rounds"),
+        (without_the_last_row, "num_rounds"),
+        (with_two_tokens_of_the_first_sequence, "num_rounds"),
+        (row("token_index", 0), "num_rounds"),
+        (row("target", 3), "num_rounds"),
+        (row("num_logprobs", 0), "num_rounds"),
+        (row("position", 4), "num_rounds"),
+        (ids("num_computed_tokens", 1, 3), "num_rounds"),
+        (cut("history", 4), "num_rounds"),
+        (with_a_history_without_room("repetition_penalty", 1.5), "num_rounds"),
+        (with_a_history_without_room("presence_penalty", -0.5), "num_rounds"),
+        (with_a_history_without_room("frequency_penalty", 0.5), "num_rounds"),
+        (ids("history", 4, -14), "history"),
+        (ids("num_computed_tokens", 1, 61), "num_computed_tokens"),
+        (ids("num_computed_tokens", 1, 13), "block_table_start"),
+        (ids("block_tables", 1, -1), "block_tables"),
+    ],
+)
+def test_a_plan_whose_later_rounds_do_not_fit_is_refused_and_nothing_is_written(
+    decoding: tuple[Engine, StepPlan], change: Callable[[StepPlan], StepPlan], column: str
+) -> None:
+    engine, plan = decoding
+    before, sampled = engine.pool_bytes(), engine.arena.sampled(plan.step_id, 13)
+    with pytest.raises(ProtocolError, match=f"step {plan.step_id}: {column}: expected"):
+        engine.compute(change(plan))
+    assert engine.pool_bytes() == before
+    assert engine.arena.sampled(plan.step_id, 13) == sampled
+
+
+def test_a_row_without_penalties_needs_no_room_and_leaves_the_histories_of_others_alone(
+    decoding: tuple[Engine, StepPlan],
+) -> None:
+    engine, plan = decoding
+    assert engine.compute(with_a_history_without_room("repetition_penalty", 1.0)(plan)) == engine.compute(plan)
+
+
+def test_rounds_write_and_sample_what_as_many_steps_do(decoding: tuple[Engine, StepPlan]) -> None:
+    engine, plan = decoding
+    result, pool = engine.compute(plan), engine.pool_bytes()
+    assert engine.compute(plan) == result  # from the first round again
+    assert engine.pool_bytes() == pool
+    one_by_one = Engine("demo", num_blocks=16, max_num_batched_tokens=13, max_num_seqs=4, max_model_len=64)
+    add_all(one_by_one)
+    sampled = []
+    for _ in range(5):
+        step = one_by_one.scheduler.plan(0.0)
+        assert step is not None
+        answer = one_by_one.compute(step)
+        one_by_one.scheduler.apply(answer)
+        sampled.append(answer.sampled_token_ids)
+    assert result.sampled_token_ids == b"".join(sampled[1:])
+    assert one_by_one.pool_bytes() == pool
+
+
+@pytest.mark.parametrize("token_id", [-1, 1_000_000])
+def test_no_round_begins_with_an_id_outside_the_vocabulary(decoding: tuple[Engine, StepPlan], token_id: int) -> None:
+    engine, plan = decoding
+    engine.compute(plan)
+    forward = engine.forward
+    last_of_last_round = forward._step[step.SAMPLED] + 8 - engine.arena.control
+    engine.arena._segment.memory[last_of_last_round : last_of_last_round + 4].view(np.int32)[0] = token_id
+    assert step.MISFITS[step.next_round(forward._step, forward._windows, forward._pool)].startswith("token_ids: ")
+
+
+def test_blocks_are_copied_before_the_first_round_only() -> None:
+    outputs = []
+    for max_rounds in (1, 4):
+        engine = Engine("demo", num_blocks=16, max_num_seqs=4, max_model_len=64, max_rounds=max_rounds)
+        [answers] = engine.generate([range(5)], n=3, temperature=1.0, seed=2, max_tokens=9)  # they share half a block
+        outputs.append([answer.token_ids for answer in answers])
+        assert (engine.num_later_rounds > 0) == (max_rounds > 1)
+    assert outputs[0] == outputs[1]
+    assert len({tuple(tokens) for tokens in outputs[0]}) == 3

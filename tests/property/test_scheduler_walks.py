@@ -68,7 +68,8 @@ class Expected:
 
 
 class SchedulerWalk(RuleBasedStateMachine):
-    """Clients add, fork and abort; a team runs steps, sometimes two planned in a row, runs them twice, or is lost."""
+    """Clients add, fork and abort; a team runs steps, sometimes two planned in a row, sometimes of several rounds, runs
+    them twice, or is lost."""
 
     enable_prefix_caching = True
     sliding_window = 0
@@ -172,11 +173,11 @@ class SchedulerWalk(RuleBasedStateMachine):
         return self.scheduler.in_flight if hasattr(self, "scheduler") else ()
 
     @precondition(lambda self: len(self.plans) < 2)
-    @rule()
-    def plan_step(self) -> None:
+    @rule(max_rounds=st.integers(1, 4))
+    def plan_step(self, max_rounds: int) -> None:
         is_ahead = len(self.plans) == 1
         self.engine.now += 1
-        plan = self.scheduler.plan(self.engine.now)
+        plan = self.scheduler.plan(self.engine.now, max_rounds)
         assert plan is not None or is_ahead or not self.live, "something waits in silence"
 
     @precondition(lambda self: self.plans)
@@ -192,13 +193,13 @@ class SchedulerWalk(RuleBasedStateMachine):
         self.engine.receive(self.scheduler.apply(self.engine.team.run(self.plans[0])))
         self._compare_finished()
 
-    @rule(num_steps=st.integers(1, 6), ahead=st.booleans())
-    def run_steps(self, num_steps: int, ahead: bool) -> None:
+    @rule(num_steps=st.integers(1, 6), ahead=st.booleans(), max_rounds=st.integers(1, 4))
+    def run_steps(self, num_steps: int, ahead: bool, max_rounds: int) -> None:
         for _ in range(num_steps):
             if not self.plans:
-                self.plan_step()
+                self.plan_step(max_rounds)
             if ahead and len(self.plans) == 1:
-                self.plan_step()
+                self.plan_step(max_rounds)
             if self.plans:
                 self.apply_result()
 
@@ -228,7 +229,7 @@ class SchedulerWalk(RuleBasedStateMachine):
         for _ in range(10_000):
             if not self.live and not self.plans:
                 break
-            self.run_steps(1, ahead=False)
+            self.run_steps(1, ahead=False, max_rounds=1)
         assert not self.live
         state = self.scheduler.snapshot()
         assert state["num_referenced_blocks"] == 0

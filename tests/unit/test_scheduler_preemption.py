@@ -181,7 +181,7 @@ def test_a_finish_reason_of_an_abort_is_abort_or_stop() -> None:
     [
         ({"step_id": 7}, "result of step 7"),
         ({"ok": False}, "ok: False"),
-        ({"sampled_token_ids": b""}, "expected 1 rows, got 0"),
+        ({"sampled_token_ids": b""}, "expected 1 ids, got 0"),
         ({"sampled_token_ids": pack_ids([32])}, r"within \[0, 31\]"),
     ],
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -24,9 +26,9 @@ from pagedserve.contract.messages import (
 )
 from pagedserve.scheduler.invariants import InvariantError
 from pagedserve.scheduler.scheduler import Scheduler
-from pagedserve.scheduler.service import Service, ServiceSettings
+from pagedserve.scheduler.service import AHEAD_S, Service, ServiceSettings
 from pagedserve.scheduler.team import Team
-from tests.builders import generate, prompt_of, small_limits
+from tests.builders import FakeTeam, generate, prompt_of, small_limits
 from tests.fake_scheduler import MODEL
 from tests.unit.test_team import SETUP
 
@@ -46,10 +48,12 @@ def answer_out_of_vocabulary(endpoint: str) -> None:
         socket.send(encode(result))
 
 
-def test_a_result_that_does_not_fit_its_plan_ends_the_scheduler_and_does_not_halt_it(tmp_path: Path) -> None:
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    """A service with one request of 40 tokens."""
     limits = small_limits()
     scheduler = Scheduler(limits)
-    scheduler.add(b"client", generate("a", prompt_of(4)), 0.0)
+    scheduler.add(b"client", generate("a", prompt_of(4), max_tokens=40), 0.0)
     settings = ServiceSettings(
         instance="test",
         tag=TAG,
@@ -63,14 +67,50 @@ def test_a_result_that_does_not_fit_its_plan_ends_the_scheduler_and_does_not_hal
         step_timeout_s=60.0,
     )
     segments.create(segments.segment_name(TAG, "team"), CONTROL_BYTES)
-    try:
-        service = Service(settings, scheduler, Team(SETUP))
-        worker = threading.Thread(target=answer_out_of_vocabulary, args=(settings.worker_endpoint,), daemon=True)
-        worker.start()
-        with pytest.raises(
-            InvariantError, match=r"does not fit its plan: sampled_token_ids: expected ids within \[0, 31\]"
-        ):
-            service.run()
-        worker.join()
-    finally:
-        segments.unlink_instance(TAG)
+    yield Service(settings, scheduler, Team(SETUP))
+    segments.unlink_instance(TAG)
+
+
+def test_a_result_that_does_not_fit_its_plan_ends_the_scheduler_and_does_not_halt_it(
+    service: Service, tmp_path: Path
+) -> None:
+    worker = threading.Thread(target=answer_out_of_vocabulary, args=(f"ipc://{tmp_path}/workers",), daemon=True)
+    worker.start()
+    with pytest.raises(
+        InvariantError, match=r"does not fit its plan: sampled_token_ids: expected ids within \[0, 31\]"
+    ):
+        service.run()
+    worker.join()
+
+
+@pytest.mark.parametrize(("round_s", "num_rounds"), [(0.001, 4), (0.0021, 3), (0.003, 2), (0.0041, 1)])
+def test_a_step_has_the_rounds_that_it_has_time_for_and_each_is_counted(
+    service: Service, monkeypatch: pytest.MonkeyPatch, round_s: float, num_rounds: int
+) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("pagedserve.scheduler.service.time", SimpleNamespace(monotonic=lambda: clock.now))
+    service._team.join(Join(protocol=PROTOCOL, worker_id=0, pid=os.getpid()), b"worker")
+    service._team.ready(Ready(worker_id=0, isa="generic", weights_bytes=1, team_bytes=1))
+    seen = []
+    for _ in range(6):
+        service._step(clock.now)
+        [plan] = service._scheduler.in_flight
+        seen.append(plan.num_rounds)
+        clock.now += plan.num_rounds * round_s
+        sampled = pack_ids([1] * plan.num_rounds)
+        service._on_worker(
+            b"worker", encode(StepResult(step_id=plan.step_id, worker_id=0, ok=True, sampled_token_ids=sampled))
+        )
+    assert seen == [1] + 5 * [num_rounds]  # nothing is known of the first
+    assert service._status(False, 0.0).num_steps == sum(seen)
+
+
+def test_the_step_after_is_planned_shortly_before_the_last_round_ends(service: Service) -> None:
+    scheduler, team = service._scheduler, FakeTeam(small_limits())
+    service._round_s = 0.002
+    for num_rounds in (1, 4):
+        plan = scheduler.plan(0.0, 4)
+        assert plan is not None and plan.num_rounds == num_rounds
+        service._begin_step(100.0)
+        assert service._ahead_at == pytest.approx(100.0 + 0.002 * num_rounds - AHEAD_S)
+        scheduler.apply(team.run(plan))

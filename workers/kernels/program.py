@@ -43,6 +43,7 @@ from workers.kernels.step import (
     IS_SAMPLED,
     MAX_LOGPROBS,
     NUM_COPIES,
+    NUM_ROUNDS,
     NUM_SAMPLED,
     NUM_TOKENS,
     ROWS,
@@ -52,6 +53,7 @@ from workers.kernels.step import (
     WINDOW_ITEMS,
     WINDOW_PLAN,
     lay_out,
+    next_round,
 )
 from workers.kernels.sync import ABORT, barrier, claim, next_claim
 from workers.kernels.vector import load_acquire_i32, read_i32
@@ -78,7 +80,7 @@ def run(
     work: int,
     logits_rows: int,
 ) -> int:
-    """Run one step with the other members: DONE, ABORTED, or what of it does not fit (an index of step.MISFITS).
+    """Run one step, all its rounds, with the other members: DONE, ABORTED, or what does not fit (see step.MISFITS).
 
     ops int64 [num_ops, OP_COLUMNS] and floats float64 [num_ops]: the first num_body of them for all tokens, the rest
     for the rows that sample, logits_rows at a time. step int64 [STEP_COLUMNS]; windows int64 [num_windows,
@@ -91,20 +93,25 @@ def run(
     if misfit != 0:
         return misfit
     no_row = np.int64(0)  # a literal 0 is another type to Numba, and all of this would be compiled twice
-    for index in range(num_body):
-        op, number, num_rows = ops[index], floats[index], step[NUM_TOKENS]
-        if not _run_op(
-            ops, op, number, no_row, num_rows, step, windows, pool, control, team_size, member, partials, work
-        ):
-            return ABORTED
-    for first in range(0, step[NUM_SAMPLED], logits_rows):
-        num_rows = min(logits_rows, step[NUM_SAMPLED] - first)
-        for index in range(num_body, len(ops)):
-            op, number = ops[index], floats[index]
+    for rounds_done in range(step[NUM_ROUNDS]):
+        if rounds_done > 0:  # the barrier of SAMPLE is behind every member
+            misfit = next_round(step, windows, pool)
+            if misfit != 0:
+                return misfit
+        for index in range(num_body):
+            op, number, num_rows = ops[index], floats[index], step[NUM_TOKENS]
             if not _run_op(
-                ops, op, number, first, num_rows, step, windows, pool, control, team_size, member, partials, work
+                ops, op, number, no_row, num_rows, step, windows, pool, control, team_size, member, partials, work
             ):
                 return ABORTED
+        for first in range(0, step[NUM_SAMPLED], logits_rows):
+            num_rows = min(logits_rows, step[NUM_SAMPLED] - first)
+            for index in range(num_body, len(ops)):
+                op, number = ops[index], floats[index]
+                if not _run_op(
+                    ops, op, number, first, num_rows, step, windows, pool, control, team_size, member, partials, work
+                ):
+                    return ABORTED
     return DONE
 
 

@@ -15,14 +15,18 @@ from workers.kernels.kv import KvPool
 from workers.kernels.sample import (
     BIAS_END,
     BIAS_START,
+    FREQUENCY_PENALTY,
     HISTORY_END,
     HISTORY_PROMPT,
     HISTORY_START,
     NUM_LOGPROBS,
+    POSITION,
+    PRESENCE_PENALTY,
+    REPETITION_PENALTY,
     ROW_BYTES,
     TARGET,
 )
-from workers.kernels.vector import read_i32, write_i32
+from workers.kernels.vector import read_f32, read_i32, write_i32
 
 # The step, int64 [STEP_COLUMNS]: first the addresses of a plan's columns, then in the same order their bytes.
 COLUMNS = (
@@ -55,7 +59,8 @@ POSITIONS, SLOTS, SAMPLED, SAMPLED_BEFORE = range(20, 24)
 NUM_TOKENS, NUM_SEQS, NUM_SAMPLED, NUM_COPIES, MAX_NUM_LOGPROBS = range(24, 29)  # found here
 MAX_TOKENS, MAX_SEQS, MAX_POSITIONS, VOCAB_SIZE, NUM_BLOCKS, NUM_HEADS, MAX_STATES, MAX_ITEMS = range(29, 37)  # limits
 IS_SAMPLED = 37  # address of int32 [MAX_TOKENS], filled here: 1 for the tokens whose logits are wanted
-STEP_COLUMNS = 38
+NUM_ROUNDS = 38
+STEP_COLUMNS = 39
 
 MAX_LOGPROBS = 64  # of contract.sampling: room that each row has for its most likely tokens
 
@@ -74,8 +79,10 @@ MISFITS = (
     "rows: expected at most one for each token, that refer to tokens, history and biases of this plan",
     "history: expected token ids of the vocabulary or of the step before",
     "bias_token_ids: expected token ids of the vocabulary, and as many bias_values",
+    "num_rounds: expected 1 or more, max_num_batched_tokens sampled ids in all; with more than 1, of each sequence one "
+    "token and one row, without target or logprobs, and room behind its history",
 )
-_TOKENS, _SEQS, _STARTS, _TABLE_STARTS, _TABLES, _COPIES, _ROWS, _HISTORY, _BIASES = range(1, 10)
+_TOKENS, _SEQS, _STARTS, _TABLE_STARTS, _TABLES, _COPIES, _ROWS, _HISTORY, _BIASES, _ROUNDS = range(1, 11)
 
 
 @njit(cache=True)
@@ -86,14 +93,46 @@ def lay_out(step: Any, windows: Any, pool: KvPool) -> int:
         misfit = _place(step, pool.block_size, _widest(windows))
     if misfit == 0:
         misfit = _check_rows(step)
-    if misfit != 0:
-        return misfit
+    if misfit == 0 and step[NUM_ROUNDS] > 1:
+        misfit = _check_rounds(step)
+    if misfit == 0:
+        _plan_attention(step, windows, pool)
+    return misfit
+
+
+@njit(cache=True)
+def next_round(step: Any, windows: Any, pool: KvPool) -> int:
+    """Lay out the round after the one that every member has ended: each sequence one token further. 0, or a misfit.
+
+    What lay_out has checked holds for all rounds; only the ids that were sampled are new.
+    """
+    if not _are_within(step[SAMPLED], step[NUM_SAMPLED], 0, step[VOCAB_SIZE]):
+        return _TOKENS
+    for i in range(step[NUM_SEQS]):
+        token_id, row = read_i32(step[SAMPLED] + 4 * i), step[ROWS] + i * ROW_BYTES
+        position = read_i32(step[POSITIONS] + 4 * i) + 1
+        table = step[BLOCK_TABLES] + 4 * read_i32(step[BLOCK_TABLE_START] + 4 * i)
+        write_i32(step[TOKEN_IDS] + 4 * i, token_id)
+        write_i32(step[NUM_COMPUTED_TOKENS] + 4 * i, position)
+        _place_token(step, i, position, table, pool.block_size)
+        write_i32(row + POSITION, position + 1)
+        if _sees_history(row):
+            end = read_i32(row + HISTORY_END)
+            write_i32(step[HISTORY] + 4 * end, token_id)
+            write_i32(row + HISTORY_END, end + 1)
+    step[SAMPLED] += 4 * step[NUM_SAMPLED]
+    step[NUM_COPIES] = 0  # they were made before the first round
+    _plan_attention(step, windows, pool)
+    return 0
+
+
+@njit(cache=True)
+def _plan_attention(step: Any, windows: Any, pool: KvPool) -> None:
     for row in windows:
         row[WINDOW_ITEMS], row[WINDOW_COMBINES] = plan_attention(
             step[QUERY_START_LOC], step[NUM_COMPUTED_TOKENS], step[BLOCK_TABLE_START], step[NUM_SEQS], step[NUM_HEADS],
             pool.num_kv_heads, row[WINDOW], step[MAX_STATES], row[WINDOW_PLAN], step[MAX_ITEMS],
         )  # fmt: skip
-    return 0
 
 
 @njit(cache=True)
@@ -109,7 +148,7 @@ def _widest(windows: Any) -> int:
 def _count(step: Any) -> int:
     """Numbers of everything, and whether the columns' lengths agree."""
     num_tokens, num_seqs = step[LENGTHS + TOKEN_IDS] // 4, step[LENGTHS + NUM_COMPUTED_TOKENS] // 4
-    num_rows = step[LENGTHS + ROWS] // ROW_BYTES
+    num_rows, num_rounds = step[LENGTHS + ROWS] // ROW_BYTES, step[NUM_ROUNDS]
     step[NUM_TOKENS], step[NUM_SEQS], step[NUM_SAMPLED] = num_tokens, num_seqs, num_rows
     step[NUM_COPIES] = step[LENGTHS + COPIES] // 8
     if num_tokens < 1 or num_tokens > step[MAX_TOKENS] or step[LENGTHS + TOKEN_IDS] % 4 != 0:
@@ -130,12 +169,19 @@ def _count(step: Any) -> int:
         return _HISTORY
     if step[LENGTHS + BIAS_IDS] % 4 != 0 or step[LENGTHS + BIAS_IDS] != step[LENGTHS + BIAS_VALUES]:
         return _BIASES
+    if num_rounds < 1 or num_rounds > step[MAX_TOKENS] or num_rounds * num_rows > step[MAX_TOKENS]:
+        return _ROUNDS
+    if num_rounds > 1 and not num_tokens == num_seqs == num_rows:
+        return _ROUNDS
     return 0
 
 
 @njit(cache=True)
 def _place(step: Any, block_size: int, window: int) -> int:
-    """Positions and slots of all tokens, with their ids. A block may be missing only where no token sees it."""
+    """Positions and slots of all tokens, with their ids. A block may be missing only where no token sees it.
+
+    Later rounds have only their positions and blocks checked here: next_round goes there.
+    """
     starts, tables, table_starts = step[QUERY_START_LOC], step[BLOCK_TABLES], step[BLOCK_TABLE_START]
     num_seqs, num_blocks = step[NUM_SEQS], step[NUM_BLOCKS]
     if not _ids_hold(step, step[TOKEN_IDS], step[NUM_TOKENS], True):
@@ -152,7 +198,7 @@ def _place(step: Any, block_size: int, window: int) -> int:
         row, end = read_i32(starts + 4 * s), read_i32(starts + 4 * s + 4)
         table, table_end = read_i32(table_starts + 4 * s), read_i32(table_starts + 4 * s + 4)
         position = read_i32(step[NUM_COMPUTED_TOKENS] + 4 * s)
-        last = position + end - row
+        last = position + end - row + step[NUM_ROUNDS] - 1
         if row < 0 or row >= end or end > step[NUM_TOKENS]:
             return _STARTS
         if position < 0 or last > step[MAX_POSITIONS]:
@@ -163,11 +209,17 @@ def _place(step: Any, block_size: int, window: int) -> int:
         if not _are_within(tables + 4 * (table + first_seen), last_seen + 1 - first_seen, 0, num_blocks):
             return _TABLES
         for i in range(row, end):
-            block_id = read_i32(tables + 4 * (table + position // block_size))
-            write_i32(step[POSITIONS] + 4 * i, position)
-            write_i32(step[SLOTS] + 4 * i, block_id * block_size + position % block_size)
+            _place_token(step, i, position, tables + 4 * table, block_size)
             position += 1
     return 0
+
+
+@njit(cache=True)
+def _place_token(step: Any, token: int, position: int, table: int, block_size: int) -> None:
+    """A token's position, and the slot that its sequence's block table has for it."""
+    block_id = read_i32(table + 4 * (position // block_size))
+    write_i32(step[POSITIONS] + 4 * token, position)
+    write_i32(step[SLOTS] + 4 * token, block_id * block_size + position % block_size)
 
 
 @njit(cache=True)
@@ -200,15 +252,38 @@ def _check_rows(step: Any) -> int:
 
 
 @njit(cache=True)
+def _check_rounds(step: Any) -> int:
+    """Whether each sequence's row is one that later rounds can go on with."""
+    if step[MAX_NUM_LOGPROBS] >= 0:
+        return _ROUNDS
+    for i in range(step[NUM_SAMPLED]):
+        row = step[ROWS] + i * ROW_BYTES
+        next_position = read_i32(step[NUM_COMPUTED_TOKENS] + 4 * i) + 1
+        if read_i32(row) != i or read_i32(row + TARGET) >= 0 or read_i32(row + POSITION) != next_position:
+            return _ROUNDS
+        num_history = read_i32(row + HISTORY_END) + step[NUM_ROUNDS] - 1
+        if _sees_history(row) and num_history > step[LENGTHS + HISTORY] // 4:
+            return _ROUNDS
+    return 0
+
+
+@njit(cache=True)
+def _sees_history(row: int) -> bool:
+    """Whether a row has penalties: an empty history cannot tell, since it may be one that grows from nothing."""
+    repetition, presence = read_f32(row + REPETITION_PENALTY), read_f32(row + PRESENCE_PENALTY)
+    return repetition != 1.0 or presence != 0.0 or read_f32(row + FREQUENCY_PENALTY) != 0.0
+
+
+@njit(cache=True)
 def _ids_hold(step: Any, ids: int, count: int, may_be_sampled: bool) -> bool:
-    """Whether all are token ids; -1 - r, where it may be, becomes what row r of the step before has sampled."""
+    """Whether all are token ids; -1 - n, where it may be, becomes number n of what the step before has sampled."""
     for i in range(count):
         token_id = read_i32(ids + 4 * i)
         if token_id < 0:
-            row = -1 - token_id
-            if not may_be_sampled or row >= step[MAX_TOKENS]:
+            number = -1 - token_id
+            if not may_be_sampled or number >= step[MAX_TOKENS]:
                 return False
-            token_id = read_i32(step[SAMPLED_BEFORE] + 4 * row)
+            token_id = read_i32(step[SAMPLED_BEFORE] + 4 * number)
             write_i32(ids + 4 * i, token_id)
         if token_id < 0 or token_id >= step[VOCAB_SIZE]:
             return False
