@@ -21,9 +21,9 @@ from workers.kernels.linear_pack import (
     block_bytes,
 )
 from workers.kernels.linear_tiles import MAX_TILE_ROWS, RECORD_BYTES, TILE_ROWS, register_tile
-from workers.kernels.quantize import quantize_block
+from workers.kernels.quantize import NUM_BLOCKS, QUANTIZES_MANY, quantize_block, quantize_blocks
 from workers.kernels.simd import Simd
-from workers.kernels.vector import load_f32, load_first, store_first
+from workers.kernels.vector import load_f32, load_first, store_f32, store_first
 
 SILU, GELU_TANH = 0, 1
 
@@ -142,12 +142,23 @@ def gated_tile(
             _sums(wtype, this_gate, n_in, num_panels, at, x_row_bytes, num_rows, gate_sums, this_up)
             _sums(wtype, this_up, n_in, num_panels, at, x_row_bytes, num_rows, up_sums, coming)
             for row in range(num_rows):
-                for p in range(0, num_panels, 2):
+                for p in range(num_panels):
                     offset = row * SUM_ROW_BYTES + 64 * p
-                    a, b = load_f32(gate_sums + offset), load_f32(gate_sums + offset + 64)
-                    if kind == SILU:
-                        a, b = silu(a), silu(b)
-                    else:
-                        a, b = gelu_tanh(a), gelu_tanh(b)
-                    record = out + (begin + row) * out_row_bytes + (panel + p) // 2 * RECORD_BYTES
-                    quantize_block(record, a * load_f32(up_sums + offset), b * load_f32(up_sums + offset + 64))
+                    a = load_f32(gate_sums + offset)
+                    a = silu(a) if kind == SILU else gelu_tanh(a)
+                    store_f32(gate_sums + offset, a * load_f32(up_sums + offset))
+            records = out + begin * out_row_bytes + panel // 2 * RECORD_BYTES
+            _quantize_sums(gate_sums, num_rows, num_panels, records, out_row_bytes)
+
+
+@njit(cache=True)
+def _quantize_sums(sums: int, num_rows: int, num_panels: int, records: int, out_row_bytes: int) -> None:
+    """Quantise sums into records of rows that are out_row_bytes apart."""
+    rows_at_once = 2 * NUM_BLOCKS // SUM_PANELS
+    whole = num_rows // rows_at_once * rows_at_once if QUANTIZES_MANY and num_panels == SUM_PANELS else 0
+    for row in range(0, whole, rows_at_once):
+        quantize_blocks(sums + row * SUM_ROW_BYTES, records + row * out_row_bytes, out_row_bytes)
+    for row in range(whole, num_rows):
+        for p in range(0, num_panels, 2):
+            at = sums + row * SUM_ROW_BYTES + 64 * p
+            quantize_block(records + row * out_row_bytes + p // 2 * RECORD_BYTES, load_f32(at), load_f32(at + 64))
