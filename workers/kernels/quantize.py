@@ -111,8 +111,8 @@ def _emit_record(simd: Simd, record: Value, halves: tuple[Value, Value]) -> tupl
 def _each_to_its_lane(vectors: list[Value], simd: Simd, combine: Callable[[Value, Value], Value]) -> Value:
     """Lane i: all lanes of vectors[i], combined. 16 vectors of 16 lanes, in 15 steps of two shuffles."""
 
-    def merge(a: Value, b: Value, first: list[int], second: list[int]) -> Value:
-        return combine(simd.shuffle(a, b, first), simd.shuffle(a, b, second))
+    def merge(pair: list[Value], first: list[int], second: list[int]) -> Value:
+        return combine(simd.shuffle(*pair, first), simd.shuffle(*pair, second))
 
     def lanes(*quarters: int) -> list[int]:
         """Of quarters of 4 lanes, 0 to 3 of the first vector and 4 to 7 of the second."""
@@ -125,7 +125,7 @@ def _each_to_its_lane(vectors: list[Value], simd: Simd, combine: Callable[[Value
     groups = []
     for first in range(4):  # vectors first, first + 4, ...: to quarters 0, 1, ...
         pairs = vectors[first:8:4], vectors[first + 8 :: 4]
-        a, b = (merge(*pair, lanes(0, 1, 4, 5), lanes(2, 3, 6, 7)) for pair in pairs)
-        groups.append(merge(a, b, lanes(0, 2, 4, 6), lanes(1, 3, 5, 7)))
-    a, b = (merge(*pair, within(0, 1, 4, 5), within(2, 3, 6, 7)) for pair in (groups[:2], groups[2:]))
-    return merge(a, b, within(0, 2, 4, 6), within(1, 3, 5, 7))
+        halves = [merge(pair, lanes(0, 1, 4, 5), lanes(2, 3, 6, 7)) for pair in pairs]
+        groups.append(merge(halves, lanes(0, 2, 4, 6), lanes(1, 3, 5, 7)))
+    halves = [merge(pair, within(0, 1, 4, 5), within(2, 3, 6, 7)) for pair in (groups[:2], groups[2:])]
+    return merge(halves, within(0, 2, 4, 6), within(1, 3, 5, 7))
