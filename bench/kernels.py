@@ -55,7 +55,8 @@ def print_kernels(console: Console, setup: Mapping[str, Any], results: Sequence[
     peaks = setup["peaks"]
     console.print(
         f"{setup['isa']}, {peaks['cores']} cores: {peaks['int8_gops']:.0f} GOP/s int8 dot products, "
-        f"{peaks['float32_gflops']:.0f} GFLOP/s float32, {peaks['read_gbytes_per_s']:.1f} GB/s read"
+        f"{peaks['float32_gflops']:.0f} GFLOP/s float32, {peaks['read_gbytes_per_s']:.1f} GB/s read, "
+        f"{peaks['read_pages_gbytes_per_s']:.1f} GB/s in scattered pages of 4 KB"
     )
     console.print(
         f"attention: {attention.NUM_HEADS} heads of {attention.HEAD_DIM}, {attention.NUM_KV_HEADS} for keys and "

@@ -11,8 +11,9 @@ from numba import njit
 
 from bench.team import Team
 from pagedserve.models.spec import TensorType
-from workers.kernels.linear import linear_tile
-from workers.kernels.linear_pack import BLOCK, PANEL, is_quantized, native_wtype, pack
+from workers.kernels.linear_op import is_shared_out, linear_tiles, next_share, run_linear_tile, run_share
+from workers.kernels.linear_pack import BLOCK, is_quantized, native_wtype, pack
+from workers.kernels.operations import ARGUMENTS, CODE, LINEAR, NEXT, OP_COLUMNS
 from workers.kernels.quantize import act_row_bytes, quantize_row
 from workers.kernels.sync import barrier, claim
 
@@ -20,7 +21,6 @@ N_IN, N_OUT = 576, 1536  # gate, up: the most frequent shape in SmolLM2-135M
 TYPES = (TensorType.Q4_0, TensorType.Q4_1, TensorType.Q8_0, TensorType.F16, TensorType.BF16, TensorType.F32)
 ROWS = (1, 2, 4, 8, 16, 64, 256, 512)
 _WEIGHT_BYTES = 384 << 20  # of all copies of the layer: so much more than a third-level cache that it hardly helps
-_ROWS_PER_TILE, _PANELS_PER_TILE = 128, 6
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -57,10 +57,13 @@ def measure(shape: Shape, layer: Bytes, team: Team) -> float:
         for source, target in zip(x, rows, strict=True):
             quantize_row(source.ctypes.data, N_IN, target.ctypes.data)
     out = np.zeros((shape.rows, N_OUT), dtype=np.float32)
-    addresses = (layers.ctypes.data, rows.ctypes.data, out.ctypes.data)
-    return team.seconds(
-        _layers, wtype, *addresses, len(layers), layer.nbytes, act_row_bytes(wtype, N_IN), shape.rows
-    )
+    ops = np.zeros((len(layers), OP_COLUMNS), dtype=np.int64)
+    for index, (op, weights) in enumerate(zip(ops, layers, strict=True)):
+        op[CODE], op[NEXT] = LINEAR, (index + 1) % len(ops)
+        source = rows.ctypes.data, act_row_bytes(wtype, N_IN), 0
+        arguments = wtype, weights.ctypes.data, N_IN, N_OUT, *source, out.ctypes.data, N_OUT, 0, 0, 1
+        op[ARGUMENTS : ARGUMENTS + len(arguments)] = arguments
+    return team.seconds(_layers, ops, shape.rows)
 
 
 def _random_weights(kind: TensorType) -> Bytes:
@@ -81,22 +84,18 @@ def _random_weights(kind: TensorType) -> Bytes:
 
 
 @njit(cache=True, nogil=True)
-def _layers(
-    repeats: int, wtype: int, layers: int, x: int, out: int, num_layers: int, layer_bytes: int, x_row_bytes: int,
-    num_rows: int, control: int, team_size: int,
-) -> None:
-    """A repetition is one layer; the next one is another copy of it."""
-    panel_tiles = N_OUT // PANEL // _PANELS_PER_TILE
-    num_tiles = panel_tiles * ((num_rows + _ROWS_PER_TILE - 1) // _ROWS_PER_TILE)
+def _layers(repeats: int, ops: Any, num_rows: int, control: int, team_size: int) -> None:
+    """A repetition is one layer, computed as in a step; the next one is another copy of it."""
+    member = claim(control, 1)
     for repeat in range(repeats):
-        w = layers + repeat % num_layers * layer_bytes
-        tile = claim(control, 0)
-        while tile < num_tiles:
-            panel, row = tile % panel_tiles * _PANELS_PER_TILE, tile // panel_tiles * _ROWS_PER_TILE
-            row_end = min(row + _ROWS_PER_TILE, num_rows)
-            linear_tile(
-                wtype, w, N_IN, panel, panel + _PANELS_PER_TILE,
-                x, x_row_bytes, row, row_end, out, N_OUT, N_OUT, 0, 0, 1
-            )  # fmt: skip
+        op = ops[repeat % len(ops)]
+        coming, coming_end = next_share(ops, op, member, num_rows, team_size)
+        if is_shared_out(num_rows):
+            run_share(op, member, num_rows, team_size, coming)
+        else:
+            num_tiles, size = linear_tiles(op, num_rows, team_size)
             tile = claim(control, 0)
-        barrier(control, team_size)
+            while tile < num_tiles:
+                run_linear_tile(op, tile, size, num_rows, 0)
+                tile = claim(control, 0)
+        barrier(control, team_size, coming, coming_end)

@@ -10,7 +10,7 @@ from bench.cost import Cost, model_cost
 from bench.peaks import Peaks
 from bench.team import Team
 
-_PEAKS = Peaks(cores=2, int8_gops=1000.0, float32_gflops=200.0, read_gbytes_per_s=20.0)
+_PEAKS = Peaks(cores=2, int8_gops=1000.0, float32_gflops=200.0, read_gbytes_per_s=20.0, read_pages_gbytes_per_s=15.0)
 
 
 @pytest.mark.parametrize("variant", sorted(attention.VARIANTS))

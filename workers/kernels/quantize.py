@@ -112,7 +112,8 @@ def _each_to_its_lane(vectors: list[Value], simd: Simd, combine: Callable[[Value
     """Lane i: all lanes of vectors[i], combined. 16 vectors of 16 lanes, in 15 steps of two shuffles."""
 
     def merge(pair: list[Value], first: list[int], second: list[int]) -> Value:
-        return combine(simd.shuffle(*pair, first), simd.shuffle(*pair, second))
+        a, b = pair
+        return combine(simd.shuffle(a, b, first), simd.shuffle(a, b, second))
 
     def lanes(*quarters: int) -> list[int]:
         """Of quarters of 4 lanes, 0 to 3 of the first vector and 4 to 7 of the second."""
