@@ -11,7 +11,7 @@ from numba import njit
 
 from bench.team import Team
 from pagedserve.models.spec import TensorType
-from workers.kernels.linear_op import is_shared_out, linear_tiles, next_share, run_linear_tile, run_share
+from workers.kernels.linear_op import is_shared_out, linear_tiles, next_share, run_linear_tile
 from workers.kernels.linear_pack import BLOCK, is_quantized, native_wtype, pack
 from workers.kernels.operations import ARGUMENTS, CODE, LINEAR, NEXT, OP_COLUMNS
 from workers.kernels.quantize import act_row_bytes, quantize_row
@@ -90,12 +90,10 @@ def _layers(repeats: int, ops: Any, num_rows: int, control: int, team_size: int)
     for repeat in range(repeats):
         op = ops[repeat % len(ops)]
         coming, coming_end = next_share(ops, op, member, num_rows, team_size)
-        if is_shared_out(num_rows):
-            run_share(op, member, num_rows, team_size, coming)
-        else:
-            num_tiles, size = linear_tiles(op, num_rows, team_size)
-            tile = claim(control, 0)
-            while tile < num_tiles:
-                run_linear_tile(op, tile, size, num_rows, 0)
-                tile = claim(control, 0)
+        num_tiles, size = linear_tiles(op, num_rows, team_size)
+        is_shared = is_shared_out(num_rows)
+        tile = member if is_shared else claim(control, 0)
+        while tile < num_tiles:
+            run_linear_tile(op, tile, size, num_rows, coming)
+            tile = num_tiles if is_shared else claim(control, 0)
         barrier(control, team_size, coming, coming_end)

@@ -8,7 +8,7 @@ import pytest
 from tests.kernels.test_linear import Array, activations, file_bytes, packed
 from workers.kernels import operations as p
 from workers.kernels.linear import SILU, gated_tile, linear_tile
-from workers.kernels.linear_op import is_shared_out, linear_tiles, next_share, run_linear_tile, run_share
+from workers.kernels.linear_op import is_shared_out, linear_tiles, next_share, run_linear_tile
 from workers.kernels.linear_tiles import MAX_TILE_ROWS
 from workers.kernels.quantize import act_row_bytes
 
@@ -24,14 +24,11 @@ def operation(code: int, wtype: int, w: Array, n_out: int, act: Array, private: 
 
 def run_team(ops: Array, num_rows: int, team_size: int) -> None:
     """What the members of a team do, one after the other."""
-    if is_shared_out(num_rows):
-        for member in range(team_size):
-            following, _ = next_share(ops, ops[0], member, num_rows, team_size)
-            run_share(ops[0], member, num_rows, team_size, following)
-        return
     num_tiles, size = linear_tiles(ops[0], num_rows, team_size)
+    assert num_tiles <= team_size or not is_shared_out(num_rows)
     for tile in reversed(range(num_tiles)):
-        run_linear_tile(ops[0], tile, size, num_rows, 0)
+        following, _ = next_share(ops, ops[0], tile, num_rows, team_size)
+        run_linear_tile(ops[0], tile, size, num_rows, following)
 
 
 @pytest.mark.parametrize("rows", [1, MAX_TILE_ROWS, MAX_TILE_ROWS + 1, 300])

@@ -19,6 +19,7 @@ from workers.kernels.attention_inner import (
     CHUNK,
     COPY,
     MAX_QUERIES,
+    NOTHING,
     PREFETCH,
     SCORES_BYTES,
     SUB_BLOCKS,
@@ -29,6 +30,7 @@ from workers.kernels.attention_inner import (
 from workers.kernels.attention_plan import MAX_VECTORS, SPLIT, lowest_visible
 from workers.kernels.attention_state import VALUES, clear_states, merge, softmax, state_bytes, write_rows
 from workers.kernels.kv import F16_BYTES, KvPool, k_address
+from workers.kernels.simd import isa_name
 from workers.kernels.vector import (
     load_f16,
     read_f32,
@@ -41,7 +43,9 @@ from workers.kernels.vector import (
 )
 
 _LOG2_E = math.log2(math.e)
-_DIRECT_VECTORS = 8  # up to so many query vectors float16 is converted in registers at each use, beyond it once for all
+# Up to so many query vectors float16 is converted in registers at each use, beyond it once for all. AVX-512 has units
+# to spare for it, while a chunk's copies would fill half of the first-level cache.
+_DIRECT_VECTORS = MAX_VECTORS if isa_name() == "avx512" else 8
 
 # The work buffer: addresses of K and V of this chunk, of the next chunk, and of their copies in float32; scores of a
 # register tile; positions of the query vectors, since divisions are slow; then arrays.
@@ -293,13 +297,17 @@ def _attend_chunk(
     head_dim = pool.head_dim
     size = state_bytes(head_dim)
     v, next_v = this + _V, following + _V
+    is_first = True  # who looks ahead, for all
     j = 0
     while j < num_vectors:
         count = _tile_size(num_vectors - j)
         first, last = read_i32(positions + 4 * j), read_i32(positions + 4 * (j + count - 1))
         if last >= begin and lowest_visible(first, window) < begin + CHUNK:
-            _dot_keys(ahead, pool, count, half, queries + j * head_dim * 4, this, scores, following, next_copies)
-            next_copies = 0  # once is enough
+            q = queries + j * head_dim * 4
+            if is_first:
+                _dot_keys(ahead, pool, count, half, q, this, scores, following, next_copies)
+            else:
+                _dot_keys(NOTHING, pool, count, half, q, this, scores, following, 0)
             for r in range(count):
                 low, high = _visible(read_i32(positions + 4 * (j + r)), window, begin)
                 if low < high:
@@ -312,15 +320,19 @@ def _attend_chunk(
                 low, high = _visible(read_i32(positions + 4 * (j + r)), window, begin)
                 weights, state = scores + r * SCORES_BYTES, states + (j + r) * size
                 if low < min(high, all_low):
-                    _add_values(ahead, 1, half, weights, v, next_v, head_dim, low, min(high, all_low), state)
+                    _add_values(NOTHING, 1, half, weights, v, next_v, head_dim, low, min(high, all_low), state)
             if all_low < all_high:
                 state = states + j * size
-                _add_values(ahead, count, half, scores, v, next_v, head_dim, all_low, all_high, state)
+                if is_first:
+                    _add_values(ahead, count, half, scores, v, next_v, head_dim, all_low, all_high, state)
+                else:
+                    _add_values(NOTHING, count, half, scores, v, next_v, head_dim, all_low, all_high, state)
             for r in range(count):
                 low, high = _visible(read_i32(positions + 4 * (j + r)), window, begin)
                 weights, state = scores + r * SCORES_BYTES, states + (j + r) * size
                 if max(low, all_high) < high:
-                    _add_values(ahead, 1, half, weights, v, next_v, head_dim, max(low, all_high), high, state)
+                    _add_values(NOTHING, 1, half, weights, v, next_v, head_dim, max(low, all_high), high, state)
+            is_first = False
         j += count
 
 

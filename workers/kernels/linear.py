@@ -151,7 +151,7 @@ def gated_tile(
             _quantize_sums(gate_sums, num_rows, num_panels, records, out_row_bytes)
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _quantize_sums(sums: int, num_rows: int, num_panels: int, records: int, out_row_bytes: int) -> None:
     """Quantise sums into records of rows that are out_row_bytes apart."""
     rows_at_once = 2 * NUM_BLOCKS // SUM_PANELS

@@ -37,7 +37,7 @@ _COMING_BYTES = 256 << 10  # of a share, asked for while a member waits: a quart
 
 @njit(cache=True)
 def is_shared_out(num_rows: int) -> bool:
-    """Whether a matrix is read once, each member its share: as many rows as one register tile holds."""
+    """Whether a matrix is read once, each member its share, the tile of its rank: few rows fit one register tile."""
     return num_rows <= MAX_TILE_ROWS
 
 
@@ -56,14 +56,6 @@ def linear_tiles(op: Any, num_rows: int, team_size: int) -> tuple[int, int]:
 
 
 @njit(cache=True)
-def run_share(op: Any, member: int, num_rows: int, team_size: int, following: int) -> None:
-    """Compute a member's share of a matrix; `following` is where its share of the next one begins."""
-    num_tiles, size = linear_tiles(op, num_rows, team_size)
-    if member < num_tiles:
-        run_linear_tile(op, member, size, num_rows, following)
-
-
-@njit(cache=True)
 def next_share(ops: Any, op: Any, member: int, num_rows: int, team_size: int) -> tuple[int, int]:
     """Where a member's share of the next matrix begins, and up to where to ask for it; (0, 0): it has none."""
     if not is_shared_out(num_rows):
@@ -77,9 +69,12 @@ def next_share(ops: Any, op: Any, member: int, num_rows: int, team_size: int) ->
     return begin, begin + min(size * stride, _COMING_BYTES)
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")  # else the kernels below would be compiled once more, as a part of it
 def run_linear_tile(op: Any, tile: int, size: int, num_rows: int, following: int) -> None:
-    """One tile. Tiles go through the panels first: a group of rows stays in cache meanwhile."""
+    """One tile; `following` is where the weights begin that this member reads next (0: nobody knows).
+
+    Tiles go through the panels first: a group of rows stays in cache meanwhile.
+    """
     num_panels = _num_panels(op)
     panel_tiles = (num_panels + size - 1) // size
     panel, row = tile % panel_tiles * size, tile // panel_tiles * _MAX_ROWS

@@ -14,7 +14,7 @@ from workers.kernels.attention import attention_tile_ahead, combine_tile
 from workers.kernels.attention_inner import PREFETCH
 from workers.kernels.attention_plan import ITEM_BYTES, NUM_ROWS, PARTIAL, ROW_BEGIN
 from workers.kernels.kv import KvPool, copy_block
-from workers.kernels.linear_op import is_shared_out, linear_tiles, next_share, run_linear_tile, run_share
+from workers.kernels.linear_op import is_shared_out, linear_tiles, next_share, run_linear_tile
 from workers.kernels.operations import (
     ARGUMENTS,
     ATTENTION,
@@ -140,17 +140,20 @@ def _run_op(
     coming, coming_end = next_share(ops, op, member, num_rows, team_size)
     if num_tiles == 0:  # every member sees the same, so nobody waits
         return True
-    if op[CODE] == NORM and op[PRIVATE_OUT] != 0 and num_rows <= PRIVATE_ROWS:
-        _run_tile(op, number, 0, size, first, num_rows, step, windows, pool, control, team_size, partials, work)
-        return True
-    if (op[CODE] == LINEAR or op[CODE] == GATED) and is_shared_out(num_rows):
-        run_share(op, member, num_rows, team_size, coming)
+    is_private = op[CODE] == NORM and op[PRIVATE_OUT] != 0 and num_rows <= PRIVATE_ROWS
+    is_shared = (op[CODE] == LINEAR or op[CODE] == GATED) and is_shared_out(num_rows)
+    if is_private:
+        tile = 0
+    elif is_shared:
+        tile = member
     else:
         tile = claim(control, op[COUNTER])
-        while tile < num_tiles:
-            _run_tile(op, number, tile, size, first, num_rows, step, windows, pool, control, team_size, partials, work)
-            tile = claim(control, op[COUNTER])
-    return barrier(control, team_size, coming, coming_end) if op[BARRIER] != 0 else True
+    while tile < num_tiles:  # one call of all kernels: a second one would be compiled again
+        _run_tile(
+            op, number, tile, size, first, num_rows, step, windows, pool, control, team_size, coming, partials, work
+        )
+        tile = num_tiles if is_private or is_shared else claim(control, op[COUNTER])
+    return True if is_private or op[BARRIER] == 0 else barrier(control, team_size, coming, coming_end)
 
 
 @njit(cache=True)
@@ -183,14 +186,15 @@ def _run_tile(
     pool: KvPool,
     control: int,
     team_size: int,
+    following: int,
     partials: int,
     work: int,
 ) -> None:
-    """One tile of any operation."""
+    """One tile of any operation; `following` is where the weights begin that this member reads next (0: unknown)."""
     code, a = op[CODE], op[ARGUMENTS:]
     begin, end = tile * size, min((tile + 1) * size, num_rows)
     if code in (LINEAR, GATED):
-        run_linear_tile(op, tile, size, num_rows, 0)
+        run_linear_tile(op, tile, size, num_rows, following)
     elif code == ATTENTION:
         w = windows[a[5]]
         item = w[WINDOW_PLAN] + tile // pool.num_kv_heads * ITEM_BYTES

@@ -21,7 +21,7 @@ from workers.kernels.step import POSITIONS, ROWS, SLOTS, TOKEN_IDS
 from workers.kernels.vector import load_first, read_i32, store_first
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def run_row(code: int, a: Any, number: float, row: int, first: int, few: bool, step: Any, pool: KvPool) -> None:
     """One row of an operation with arguments `a`; `first` is the first of its rows that sample, `few`: PRIVATE_ROWS."""
     if code == NORM:
