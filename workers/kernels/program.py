@@ -63,6 +63,7 @@ __all__ = ["isa_name", "run"]
 DONE, ABORTED = 0, -1
 
 _ROWS_PER_TILE = 4  # of the operations whose tiles are rows
+_MANY_ROWS_PER_TILE = 16  # where there are many: two members then seldom write to one cache line of K
 
 
 @njit(cache=True)
@@ -170,7 +171,8 @@ def _tiles(op: Any, num_rows: int, step: Any, windows: Any, pool: KvPool, team_s
         return step[NUM_COPIES], 1
     if code == SAMPLE:
         return num_rows, 1
-    return (num_rows + _ROWS_PER_TILE - 1) // _ROWS_PER_TILE, _ROWS_PER_TILE
+    size = _ROWS_PER_TILE if num_rows < 4 * _MANY_ROWS_PER_TILE else _MANY_ROWS_PER_TILE
+    return (num_rows + size - 1) // size, size
 
 
 @njit(cache=True)
