@@ -101,7 +101,7 @@ class ProgramBuilder:
         )
 
     def link(self) -> None:
-        """Say of each operation where the next matrix is read; behind the last one it is the first of the next step."""
+        """Say of each operation where the next matrix is read; behind the last one it is the first of another pass."""
         linear = [index for index, op in enumerate(self.ops) if op[p.CODE] in (p.LINEAR, p.GATED)]
         for index, op in enumerate(self.ops):
             op[p.NEXT] = next((place for place in linear if place > index), linear[0])

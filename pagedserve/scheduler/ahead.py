@@ -40,10 +40,13 @@ def next_batch(in_flight: Batch, limits: Limits, pool: Pool, queues: Queues) -> 
 
 
 def _samples_next(part: Scheduled) -> bool:
-    """Whether a step does nothing for a sequence but to sample its next token, as will the step after it."""
+    """Whether a step does nothing for a sequence but to sample its next token, as will the step after it.
+
+    Nor does it copy a block for it: the step after may write to that block, and both may have to be run again.
+    """
     request = part.sequence.request
     is_one_line = request.has_parted and request.beam is None and request.num_draft_tokens == 0
-    return part.num_sampled_rows == 1 and is_one_line
+    return part.num_sampled_rows == 1 and part.copy is None and is_one_line
 
 
 def _next_part(part: Scheduled, in_flight: Batch) -> Scheduled:

@@ -11,7 +11,7 @@ from pagedserve.scheduler.limits import Limits
 from pagedserve.scheduler.pool import Pool
 from pagedserve.scheduler.queues import Queues
 
-ROUNDS_S = 0.008  # a step of several rounds lasts no longer than this: so long may who comes meanwhile have to wait
+ROUNDS_S = 0.008  # about as long a step of several rounds may last, since who comes meanwhile has to wait
 MAX_ROUNDS = 4  # more would save little: the Python around a step of SmolLM2 costs a quarter of a round
 
 
@@ -43,11 +43,12 @@ def _most_rounds(batch: Batch, limits: Limits, queues: Queues, max_rounds: int) 
 def _only_samples(part: Scheduled) -> bool:
     """Whether a step computes one token of a sequence and samples the next, and says no more about it than its id.
 
-    Outputs that have not parted have a row each, and a beam has logprobs.
+    Outputs that have not parted have a row each, and a beam has logprobs. A block that the step copies may be written
+    by whom it is left to: a later round's tokens there would be copied if the step were run again.
     """
     request = part.sequence.request
-    has_one_row = part.num_sampled_rows == 1 and part.num_target_rows == 0
-    return part.num_tokens == 1 and has_one_row and request.num_logprobs < 0 and request.num_draft_tokens == 0
+    has_one_row = part.num_sampled_rows == 1 and part.num_target_rows == 0 and part.num_tokens == 1
+    return has_one_row and part.copy is None and request.num_logprobs < 0 and request.num_draft_tokens == 0
 
 
 def _num_alike(part: Scheduled) -> int:

@@ -40,6 +40,26 @@ def run(engine: Engine, max_rounds: int, ahead: bool) -> None:
         engine.receive(scheduler.apply(engine.team.run(scheduler.in_flight[0])))
 
 
+@pytest.mark.parametrize("max_rounds", [1, 4])
+def test_a_step_that_copies_a_block_can_be_run_again_though_another_writes_to_that_block(max_rounds: int) -> None:
+    """A request is forked while it is computed: it goes on in a copy, and the fork, which is behind, in the block."""
+    texts = []
+    for is_lost in (False, True):
+        engine = decoding({"temperature": 1.0, "seed": 5, "max_tokens": 20}, block_size=16, num_blocks=64)
+        scheduler = engine.scheduler
+        assert scheduler.plan(0.0, max_rounds) is not None
+        scheduler.fork(CLIENT, Fork(request_id="a", new_request_id="b", seed=9), 0.0)
+        engine.receive(scheduler.apply(engine.team.run(scheduler.in_flight[0])))
+        plan = scheduler.plan(0.0, max_rounds)
+        assert plan is not None and len(unpack_ids(plan.copies)) == 2 and plan.num_rounds == 1
+        assert scheduler.plan(0.0, max_rounds) is None  # it would write to the block that was copied
+        if is_lost:
+            engine.team.run(plan)
+        run(engine, max_rounds, ahead=True)
+        texts.append((engine.tokens("a"), engine.tokens("b")))
+    assert texts[0] == texts[1]
+
+
 # ---- how many -------------------------------------------------------------------------------------------------------
 
 

@@ -105,6 +105,17 @@ def test_a_step_has_the_rounds_that_it_has_time_for_and_each_is_counted(
     assert service._status(False, 0.0).num_steps == sum(seen)
 
 
+def test_an_answer_that_was_read_together_with_the_one_before_does_not_make_a_step_short(service: Service) -> None:
+    service._team.join(Join(protocol=PROTOCOL, worker_id=0, pid=os.getpid()), b"worker")
+    service._team.ready(Ready(worker_id=0, isa="generic", weights_bytes=1, team_bytes=1))
+    service._step(0.0)
+    [plan] = service._scheduler.in_flight
+    ids = pack_ids([1])
+    result = StepResult(step_id=plan.step_id, worker_id=0, ok=True, sampled_token_ids=ids, step_time_s=1e6)
+    service._on_worker(b"worker", encode(result))
+    assert service._round_s == 1e6
+
+
 def test_the_step_after_is_planned_shortly_before_the_last_round_ends(service: Service) -> None:
     scheduler, team = service._scheduler, FakeTeam(small_limits())
     service._round_s = 0.002
