@@ -110,9 +110,10 @@ def test_one_question_prints_the_answer_only(shared: Shared) -> None:
 
 
 def test_stats_are_one_line_on_the_error_output(shared: Shared) -> None:
-    result = shared[0].run("chat", "--stats", "--set", "max_tokens=5", "--set", "ignore_eos=true", "hello")
+    # Few tokens of so small a model may all arrive at once, and then nobody knows how quick they were.
+    result = shared[0].run("chat", "--stats", "--set", "max_tokens=200", "--set", "ignore_eos=true", "hello")
     assert re.search(
-        r"^\[first token after \d\.\d{3} s, [\d.]+ tokens/s, \d+ tokens of prompt \(\d+ from cache\), 5 of answer\]$",
+        r"^\[first token after \d\.\d{3} s, [\d.]+ tokens/s, \d+ tokens of prompt \(\d+ from cache\), 200 of answer\]$",
         result.stderr,
         re.M,
     )
