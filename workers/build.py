@@ -19,8 +19,6 @@ from workers.weights import Matrix, Weights
 _NORMS = {"rms": p.NORM_RMS, "layer": p.NORM_LAYER}
 _ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
 _PAIRINGS = {"adjacent": PAIR_ADJACENT, "halves": PAIR_HALVES}
-
-
 _PRIVATE = ("normed", "q_hidden")  # the forms of a norm's output
 
 

@@ -27,7 +27,7 @@ GATED = 10
 GATHER = 11  # source, row bytes, out; source, row bytes, out: the rows whose tokens sample, of two arrays
 
 NORM_RMS, NORM_LAYER = 0, 1
-PRIVATE_OUT, PRIVATE_QUANTIZED = ARGUMENTS + 9, ARGUMENTS + 10  # columns of NORM
+PRIVATE_OUT = ARGUMENTS + 9  # a column of NORM
 
 # Columns of LINEAR and of GATED, and the first argument that they do not have in common.
 WTYPE, MATRIX, N_IN, N_OUT, SOURCE, SOURCE_ROW_BYTES, PRIVATE_SOURCE, REST = range(ARGUMENTS, ARGUMENTS + 8)
