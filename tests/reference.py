@@ -15,47 +15,67 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def dequantize(data: Bytes, type_name: str, n_out: int, n_in: int) -> Floats:
-    """The numbers of a GGUF tensor, block by block. float32 [n_out, n_in]."""
+    """The numbers of a GGUF tensor. float32 [n_out, n_in]."""
     if type_name == "F32":
         return data.view(np.float32).reshape(n_out, n_in)
     if type_name == "F16":
         return data.view(np.float16).astype(np.float32).reshape(n_out, n_in)
     if type_name == "BF16":
         return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(n_out, n_in)
+    q, d, m = quants(data, type_name)
+    return (q * d[:, None] + m[:, None]).reshape(n_out, n_in)
+
+
+def quants(data: Bytes, type_name: str) -> tuple[npt.NDArray[np.int32], Floats, Floats]:
+    """q [blocks, 32], d and m [blocks] of a quantised GGUF tensor, whose numbers are q * d + m; block by block."""
     block_bytes = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[type_name]
-    weights = np.empty((n_out * n_in // 32, 32), dtype=np.float32)
-    for block, raw in zip(weights, data.reshape(-1, block_bytes), strict=True):
-        d = np.float32(raw[0:2].view(np.float16)[0])
+    num_blocks = len(data) // block_bytes
+    q = np.empty((num_blocks, 32), dtype=np.int32)
+    d, m = np.empty(num_blocks, dtype=np.float32), np.zeros(num_blocks, dtype=np.float32)
+    for i, raw in enumerate(data.reshape(-1, block_bytes)):
+        d[i] = raw[0:2].view(np.float16)[0]
         if type_name == "Q8_0":
-            block[:] = raw[2:].view(np.int8) * d
-        elif type_name == "Q4_0":
-            block[:16] = ((raw[2:] & 15).astype(np.int8) - 8) * d
-            block[16:] = ((raw[2:] >> 4).astype(np.int8) - 8) * d
+            q[i] = raw[2:].view(np.int8)
+            continue
+        nibbles = raw[4 if type_name == "Q4_1" else 2 :]
+        q[i] = np.concatenate([nibbles & 15, nibbles >> 4])
+        if type_name == "Q4_1":
+            m[i] = raw[2:4].view(np.float16)[0]
         else:
-            m = np.float32(raw[2:4].view(np.float16)[0])
-            block[:16] = (raw[4:] & 15) * d + m
-            block[16:] = (raw[4:] >> 4) * d + m
-    return weights.reshape(n_out, n_in)
+            q[i] -= 8
+    return q, d, m
 
 
 def quantize_rows(x: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
-    """int8 [rows, halves, 16] and scale [rows, halves] of activations [rows, n_in]."""
-    blocks = x.reshape(len(x), -1, 16)
-    largest = np.abs(blocks).max(axis=-1)
-    scale = largest / np.float32(127)
+    """int8 [rows, blocks, 2, 16] and scale [rows, blocks, 2] of activations [rows, n_in]."""
+    halves = x.reshape(len(x), -1, 2, 16)
+    of_half = np.abs(halves).max(axis=-1)
+    of_block = of_half.max(axis=-1, keepdims=True)
+    finer = sum((of_half <= of_block / np.float32(2**n)).astype(np.float32) for n in (1, 2, 3))
     with np.errstate(divide="ignore"):
-        inverse = np.where(largest > 0, np.float32(127) / largest, np.float32(0))
-    return np.rint(blocks * inverse[..., None]).astype(np.int8), scale
+        inverse = np.where(of_block > 0, np.float32(127) / of_block, np.float32(0))
+    q = np.rint(halves * (inverse * 2**finer)[..., None]).astype(np.int8)
+    return q, (of_block / np.float32(127) / 2**finer).astype(np.float32)
 
 
-def linear(x: Floats, weights: Floats, *, quantized: bool) -> npt.NDArray[np.float64]:
-    """x [rows, n_in] times weights [n_out, n_in] in float64; `quantized`: of x as int8. [rows, n_out]."""
-    if quantized:
-        q, scale = quantize_rows(x)
-        x64 = (q.astype(np.float64) * scale[..., None]).reshape(x.shape)
-    else:
-        x64 = x.astype(np.float64)
-    return x64 @ weights.astype(np.float64).T
+def linear(x: Floats, weights: Floats) -> npt.NDArray[np.float64]:
+    """x [rows, n_in] times weights [n_out, n_in] in float64. [rows, n_out]."""
+    return x.astype(np.float64) @ weights.astype(np.float64).T
+
+
+def quantized_linear(x: Floats, data: Bytes, type_name: str, n_out: int) -> npt.NDArray[np.float64]:
+    """x [rows, n_in] as int8 times a quantised GGUF tensor; sums of integers are exact, others in float64.
+
+    In a block, the first half's sum is rounded to an integer in the second half's scale.
+    """
+    q, scale = quantize_rows(x)
+    w, d, m = (v.reshape(n_out, q.shape[1], -1) for v in quants(data, type_name))
+    dots = np.einsum("rbhi,obhi->robh", q.astype(np.int64), w.reshape(*w.shape[:2], 2, 16).astype(np.int64))
+    ratio = np.divide(scale[..., 0], scale[..., 1], out=np.ones(scale.shape[:2], np.float32), where=scale[..., 1] > 0)
+    dot = np.rint(dots[..., 0] * ratio[:, None]) + dots[..., 1]
+    sums = (q.sum(axis=-1, dtype=np.float64) * scale).sum(axis=-1)
+    terms = dot * d[..., 0] * scale[:, None, :, 1].astype(np.float64) + sums[:, None] * m[..., 0].astype(np.float64)
+    return terms.sum(axis=-1)
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> npt.NDArray[np.float64]:

@@ -14,11 +14,10 @@ from workers.kernels.rope import PAIR_ADJACENT, PAIR_HALVES, rope_head
 RECORD = np.dtype(
     [
         ("q", "i1", (2, 16)),
-        ("scale", "<f4", (2,)),
-        ("start_8", "<i4", (2,)),
-        ("start_128", "<i4", (2,)),
+        ("scale", "<f4"),
+        ("start", "<i4", (3,)),
+        ("align", "<f4", (3,)),
         ("scaled_sum", "<f4"),
-        ("unused", "<i4"),
     ]
 )
 
@@ -36,15 +35,21 @@ def test_quantised_records_are_exactly_the_twins() -> None:
     x[:32] = 0
     x[32:48] = np.append(np.arange(-7.5, 7), 127)  # scale 1: ties are rounded to even
     x[64] = 1e38
+    for n, ratio in enumerate((1, 2, 3.99, 4, 7.99, 8, 15.99, 16)):  # of the halves' largest numbers, either way
+        x[320 + 64 * n : 352 + 64 * n] = [2] * 16 + [2 / ratio] * 16
+        x[352 + 64 * n : 384 + 64 * n] = [2 / ratio] * 16 + [2] * 16
     records = quantized(x)
-    q, scale = (values.reshape(200, 2, -1) for values in reference.quantize_rows(x[None]))
-    scale = scale[..., 0]
+    q, scale = (values[0] for values in reference.quantize_rows(x[None]))
     np.testing.assert_array_equal(records["q"], q)
-    np.testing.assert_array_equal(records["scale"], scale)
+    np.testing.assert_array_equal(records["scale"], scale[:, 1])
     total = q.astype(np.int32).sum(axis=-1)
     np.testing.assert_array_equal(records["scaled_sum"], (scale * total.astype(np.float32)).sum(axis=-1))
-    np.testing.assert_array_equal(records["start_8"], MAGIC - 8 * total)
-    np.testing.assert_array_equal(records["start_128"], MAGIC - 128 * total)
+    ratio = np.divide(scale[:, 0], scale[:, 1], out=np.ones(200, np.float32), where=scale[:, 1] > 0)
+    assert set(ratio) == {2.0**k for k in range(-3, 4)}
+    magic = np.float32(1.5 * 2**23)
+    for i, zero_point in enumerate((0, 8, 128)):
+        np.testing.assert_array_equal(records["start"][:, i], (magic * ratio).view(np.int32) - zero_point * total[:, 0])
+        np.testing.assert_array_equal(records["align"][:, i], magic - magic * ratio - zero_point * total[:, 1])
     assert records.nbytes == act_row_bytes(5, len(x))
 
 

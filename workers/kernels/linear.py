@@ -20,7 +20,7 @@ from workers.kernels.linear_pack import (
     WTYPE_Q8_0,
     block_bytes,
 )
-from workers.kernels.linear_tiles import MAX_TILE_ROWS, RECORD_BYTES, TILE_ROWS, register_tile
+from workers.kernels.linear_tiles import MAX_TILE_ROWS, PAIR_ROWS, RECORD_BYTES, TILE_ROWS, pair_tile, register_tile
 from workers.kernels.quantize import NUM_BLOCKS, QUANTIZES_MANY, quantize_block, quantize_blocks
 from workers.kernels.simd import Simd
 from workers.kernels.vector import load_f32, load_first, store_f32, store_first
@@ -64,6 +64,17 @@ def _tile_rows(left: int) -> int:
 
 
 @njit(cache=True)
+def _pair_rows(left: int) -> int:
+    """_tile_rows of two panels; two tiles of 4 rows where one of 6 would leave one of 2."""
+    if left in (7, 8):
+        return 4
+    for num_rows in PAIR_ROWS:
+        if num_rows >= left:
+            return num_rows
+    return PAIR_ROWS[-1]
+
+
+@njit(cache=True)
 def _sums(
     wtype: int, w: int, n_in: int, num_panels: int, x: int, x_row_bytes: int, num_rows: int, sums: int, following: int,
 ) -> None:
@@ -71,15 +82,23 @@ def _sums(
     steps = n_in // BLOCK if wtype >= WTYPE_Q4_0 else n_in
     stride = panel_bytes(wtype, n_in)
     end = w + num_panels * stride
+    num_paired = num_panels // 2 * 2 if PAIR_ROWS and num_rows > MAX_TILE_ROWS else 0
     for panel in range(num_panels):
         row = 0
         while row < num_rows:
             left = num_rows - row
-            height = _tile_rows(left)
             at, to = x + row * x_row_bytes, sums + row * SUM_ROW_BYTES + 64 * panel
-            register_tile(
-                height, wtype, w + panel * stride, steps, at, x_row_bytes, left - 1, to, SUM_ROW_BYTES, end, following
-            )
+            if panel >= num_paired:
+                height = _tile_rows(left)
+                register_tile(
+                    height, wtype, w + panel * stride, steps, at, x_row_bytes, left - 1, to, SUM_ROW_BYTES, end,
+                    following,
+                )  # fmt: skip
+            elif panel % 2 == 0:
+                height = _pair_rows(left)
+                pair_tile(height, wtype, w + panel * stride, steps, at, x_row_bytes, left - 1, to, SUM_ROW_BYTES)
+            else:
+                height = left  # the panel before has done it
             row += height
 
 

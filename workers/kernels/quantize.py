@@ -1,17 +1,25 @@
-"""Quantised activation rows: int8 with a float32 scale for each 16, a finer Q8_1, in linear_tiles' records.
+"""Quantised activation rows: int8 with a scale for each 16, a finer Q8_1, in linear_tiles' records.
 
 A row of n_in numbers is n_in / 32 records; which bits a record holds depends on its 32 numbers alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import add
 
 from numba import njit, types
 
 from workers.kernels.linear_pack import BLOCK, WTYPE_Q4_0
-from workers.kernels.linear_tiles import HALF, MAGIC, RECORD_BYTES, SCALE, SCALED_SUM, START_8, START_128
+from workers.kernels.linear_tiles import (
+    ALIGN,
+    HALF,
+    MAGIC,
+    MAGIC_FLOAT,
+    MAX_FINER,
+    RECORD_BYTES,
+    SCALE,
+)
 from workers.kernels.simd import F32, I8, I32, I64, Simd, Value, isa_name, vector
 from workers.kernels.vector import F32x16, emits, load_f32
 
@@ -26,9 +34,10 @@ def act_row_bytes(wtype: int, n_in: int) -> int:
 
 @emits(types.void, types.int64, F32x16, F32x16)
 def quantize_block(simd: Simd, record: Value, a: Value, b: Value) -> None:
-    """Write the record of 32 numbers: of each half scale = max |x| / 127, q = x / scale to nearest, ties to even.
+    """Write the record of 32 numbers: q = x / scale to nearest, ties to even, with a scale for each half.
 
-    A half of zeros has scale 0. Infinities and NaN give an unspecified record.
+    The block's scale is max |x| / 127. A half's is that or, where its own largest number allows, 2, 4 or 8 times less.
+    Infinities and NaN give an unspecified record.
     """
     _emit_record(simd, record, (a, b))
 
@@ -40,32 +49,36 @@ def quantize_blocks(simd: Simd, x: Value, record: Value, pair_bytes: Value) -> N
     Sixteen halves are reduced at once, each to the lane of its number: one by one they would wait for themselves.
     """
     halves = range(2 * NUM_BLOCKS)
-    largest = _each_to_its_lane([simd.abs(simd.load_f32(x, 64 * i)) for i in halves], simd, simd.max)
-    scale = largest / 127.0
-    inverse = simd.select(largest > 0.0, simd.constant(largest.type, 127.0) / largest, simd.constant(largest.type, 0.0))
+    of_half = _each_to_its_lane([simd.abs(simd.load_f32(x, 64 * i)) for i in halves], simd, simd.max)
+    other = [lane ^ 1 for lane in range(16)]
+    scale, inverse, finer = _scales(simd, of_half, simd.max(of_half, simd.shuffle(of_half, of_half, other)), MAX_FINER)
     quants = []
     records = [record + pair_bytes * pair + RECORD_BYTES * i for pair in range(NUM_BLOCKS // 2) for i in range(2)]
     for i in halves:
         q = simd.round_to_i32(simd.load_f32(x, 64 * i) * simd.shuffle(inverse, inverse, [i] * 16))
         simd.store(records[i // 2], simd.truncate(q, vector(I8)), HALF * (i % 2))
         quants.append(q)
+    # Numbers of first halves are in even lanes, those of second halves in odd ones.
     total = _each_to_its_lane(quants, simd, add)
-    magic = simd.constant(total.type, MAGIC)
-    sums = scale * simd.to_f32(total)
-    neighbours = [lane ^ 1 for lane in range(16)]
-    pair_sums = sums + simd.shuffle(sums, sums, neighbours)
-    only_first = [16 if lane % 2 else lane for lane in range(16)]
-    pair_sums = simd.shuffle(pair_sums, simd.constant(sums.type, 0.0), only_first)
-    words = [simd.bitcast(v, vector(I64, 8)) for v in (scale, magic - (total << 3), magic - (total << 7), pair_sums)]
-    for place, (a, b) in ((SCALE, words[:2]), (START_128, words[2:])):
+    first, second = (
+        tuple(simd.shuffle(v, v, [lane // 2 * 2 + half for lane in range(16)]) for v in (scale, total, finer))
+        for half in (0, 1)
+    )
+    is_odd = (simd.lane_numbers() & 1) > 0
+    words = [simd.bitcast(v, vector(I32)) for v in _block_numbers(simd, first, second)]
+    pairs = [simd.bitcast(simd.select(is_odd, words[i + 1], words[i]), vector(I64, 8)) for i in range(0, 8, 2)]
+    for place, (a, b) in ((SCALE, pairs[:2]), (ALIGN, pairs[2:])):
         for i, to in enumerate(records):
             simd.store(to, simd.shuffle(a, b, (i, 8 + i)), place)
 
 
 @emits(types.void, types.int64, types.int64, F32x16, F32x16)
 def quantize_block_twice(simd: Simd, record: Value, second: Value, a: Value, b: Value) -> None:
-    """quantize_block, and the record of what it leaves: x - scale * q. Together they hold some 15 bits."""
-    _emit_record(simd, second, _emit_record(simd, record, (a, b)))
+    """quantize_block with one scale for both halves, and the record of what it leaves: x - scale * q.
+
+    Together they hold some 15 bits, of which none must be lost where the halves' dots meet.
+    """
+    _emit_record(simd, second, _emit_record(simd, record, (a, b), max_finer=0), max_finer=0)
 
 
 @njit(cache=True)
@@ -88,24 +101,48 @@ def quantize_row_twice(x: int, n_in: int, out: int) -> None:
         quantize_block_twice(record, record + second, load_f32(x + 4 * i), load_f32(x + 4 * i + 64))
 
 
-def _emit_record(simd: Simd, record: Value, halves: tuple[Value, Value]) -> tuple[Value, Value]:
+def _emit_record(
+    simd: Simd, record: Value, halves: tuple[Value, Value], max_finer: int = MAX_FINER
+) -> tuple[Value, Value]:
     """The code of quantize_block; gives what it leaves of each half."""
-    magic, zero = simd.constant(I32, MAGIC), simd.constant(F32, 0.0)
-    scaled_sums, left = [], []
+    of_halves = [simd.maximum(simd.abs(v)) for v in halves]
+    largest = simd.max(*of_halves)
+    numbers, left = [], []
     for half, v in enumerate(halves):
-        largest = simd.maximum(simd.abs(v))
-        scale = largest / 127.0
-        inverse = simd.select(largest > 0.0, simd.constant(F32, 127.0) / largest, zero)
+        scale, inverse, finer = _scales(simd, of_halves[half], largest, max_finer)
         q = simd.round_to_i32(v * simd.splat(inverse))
-        total = simd.sum(q)
         simd.store(record, simd.truncate(q, vector(I8)), HALF * half)
-        simd.store(record, scale, SCALE + 4 * half)
-        simd.store(record, magic - total * 8, START_8 + 4 * half)
-        simd.store(record, magic - total * 128, START_128 + 4 * half)
-        scaled_sums.append(scale * simd.to_f32(total))
+        numbers.append((scale, simd.sum(q), finer))
         left.append(v - simd.to_f32(q) * simd.splat(scale))
-    simd.store(record, scaled_sums[0] + scaled_sums[1], SCALED_SUM)
+    for i, number in enumerate(_block_numbers(simd, *numbers)):
+        simd.store(record, number, SCALE + 4 * i)
     return left[0], left[1]
+
+
+def _scales(simd: Simd, of_half: Value, of_block: Value, max_finer: int) -> tuple[Value, Value, Value]:
+    """(scale, its inverse, n) of a half, 2^n times finer than its block, from the largest |x| of both.
+
+    Floats are in order as integers, and 2^n times one adds n to its exponent.
+    """
+    integer = vector(I32) if of_half.type == vector(F32) else I32
+    distance = (simd.bitcast(of_block, integer) - simd.bitcast(of_half, integer)) >> 23
+    finer = simd.min(distance, simd.constant(integer, max_finer))
+    inverse = simd.select(of_block > 0.0, 127.0 / of_block, simd.constant(of_block.type, 0.0))
+    powers = [simd.bitcast((n + 127) << 23, of_block.type) for n in (0 - finer, finer)]
+    return of_block / 127.0 * powers[0], inverse * powers[1], finer
+
+
+def _block_numbers(
+    simd: Simd, first: Sequence[Value], second: Sequence[Value]
+) -> tuple[Value, Value, Value, Value, Value, Value, Value, Value]:
+    """The eight numbers of a record, from (scale, sum of q, n) of its halves."""
+    (scale_0, total_0, finer_0), (scale_1, total_1, finer_1) = first, second
+    start = ((finer_1 - finer_0) << 23) + MAGIC
+    align = MAGIC_FLOAT - simd.bitcast(start, scale_0.type)
+    starts = start, start - (total_0 << 3), start - (total_0 << 7)
+    sum_0, sum_1 = simd.to_f32(total_0), simd.to_f32(total_1)
+    aligns = align, align - sum_1 * 8.0, align - sum_1 * 128.0
+    return scale_1, *starts, *aligns, scale_0 * sum_0 + scale_1 * sum_1
 
 
 def _each_to_its_lane(vectors: list[Value], simd: Simd, combine: Callable[[Value, Value], Value]) -> Value:
