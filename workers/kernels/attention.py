@@ -28,16 +28,16 @@ from workers.kernels.attention_inner import (
     tile_size,
 )
 from workers.kernels.attention_plan import MAX_VECTORS, SPLIT, lowest_visible
-from workers.kernels.attention_state import VALUES, clear_states, merge, softmax, state_bytes, write_rows
+from workers.kernels.attention_state import VALUES, clear_states, hide, merge, raise_maxima, state_bytes, weigh, write_rows
 from workers.kernels.kv import F16_BYTES, KvPool, k_address
 from workers.kernels.simd import isa_name
 from workers.kernels.vector import (
     load_f16,
-    read_f32,
+    load_f32,
     read_i32,
     read_i64,
+    splat_f32,
     store_f32,
-    write_f32,
     write_i32,
     write_i64,
 )
@@ -134,25 +134,24 @@ def attention_tile_ahead(
     head_dim, group = pool.head_dim, num_heads // pool.num_kv_heads
     size = state_bytes(head_dim)
     queries = work + _ARRAYS
-    states = queries + MAX_VECTORS * 4 * head_dim
-    totals = states + MAX_VECTORS * size
-    copies = totals + MAX_VECTORS * size
+    totals = queries + MAX_VECTORS * 4 * head_dim  # of a whole item; its later splits are computed behind, then merged
+    states = totals
+    copies = totals + 2 * MAX_VECTORS * size
     next_copies = copies + 2 * CHUNK * head_dim * 4
     position, num_rows = read_i32(item + plan.POSITION), read_i32(item + plan.NUM_ROWS)
     num_vectors = num_rows * group
     partial = read_i32(item + plan.PARTIAL)
     first_query = q + read_i32(item + plan.ROW_BEGIN) * q_row_bytes + kv_head * group * head_dim * 4
-    _pack_queries(first_query, q_row_bytes, num_vectors, group, head_dim, scale, queries)
-    for j in range(num_vectors):
-        write_i32(work + _POSITIONS + 4 * j, position + j // group)
+    _pack_queries(first_query, q_row_bytes, num_rows, group, head_dim, scale, queries)
+    for row in range(num_rows):
+        for head in range(group):
+            write_i32(work + _POSITIONS + 4 * (row * group + head), position + row)
 
     low, high = _visible_range(item, window)
     table = block_tables + 4 * read_i32(item + plan.TABLE_START)
     half = pool.element_bytes == F16_BYTES
     buffered = half and ahead == COPY
     copied = half and ahead != COPY and num_vectors > _DIRECT_VECTORS
-    if partial < 0:
-        clear_states(totals, num_vectors, head_dim)
     this, following = work + _THIS, work + _NEXT
     _find_chunk(pool, layer, kv_head, table, low // CHUNK * CHUNK, low, high, following)
     if buffered:
@@ -171,6 +170,8 @@ def attention_tile_ahead(
             if partial >= 0:
                 index = (begin // SPLIT - read_i32(item + plan.SPLIT_BEGIN)) * pool.num_kv_heads + kv_head
                 states = partials + (partial + index * num_vectors) * size
+            else:
+                states = totals if begin <= low else totals + MAX_VECTORS * size
             clear_states(states, num_vectors, head_dim)
         if copied:
             _copy_chunk(pool, this, copies)
@@ -184,7 +185,7 @@ def attention_tile_ahead(
         )  # fmt: skip
         if buffered:
             copies, next_copies = next_copies, copies
-        if partial < 0 and (begin + CHUNK >= high or (begin + CHUNK) % SPLIT == 0):
+        if partial < 0 and states != totals and (begin + CHUNK >= high or (begin + CHUNK) % SPLIT == 0):
             for j in range(num_vectors):
                 merge(totals + j * size, states + j * size, head_dim)
     if partial < 0:
@@ -212,19 +213,25 @@ def combine_tile(
 
 @njit(cache=True)
 def _pack_queries(
-    q: int, q_row_bytes: int, num_vectors: int, group: int, head_dim: int, scale: float, queries: int
+    q: int, q_row_bytes: int, num_rows: int, group: int, head_dim: int, scale: float, queries: int
 ) -> None:
-    """Queries times scale and log2(e), for each register tile [head_dim, tile]; vector j is row j // group, head
-    j % group. The softmax is one of powers of 2."""
-    factor = np.float32(scale * _LOG2_E)
-    j = 0
-    while j < num_vectors:
-        count = _tile_size(num_vectors - j)
-        for r in range(count):
-            vector = q + (j + r) // group * q_row_bytes + (j + r) % group * head_dim * 4
-            for d in range(head_dim):
-                write_f32(queries + (j * head_dim + d * count + r) * 4, read_f32(vector + 4 * d) * factor)
-        j += count
+    """Queries times scale and log2(e), for each register tile [head_dim / 16, tile, 16]: it is read from front to back.
+
+    Vector j is head j % group of row j // group. The softmax is one of powers of 2.
+    """
+    factor = splat_f32(np.float32(scale * _LOG2_E))
+    num_vectors = num_rows * group
+    row, head, begin, count = 0, 0, 0, _tile_size(num_vectors)
+    for j in range(num_vectors):
+        if j == begin + count:
+            begin, count = j, _tile_size(num_vectors - j)
+        source = q + row * q_row_bytes + head * head_dim * 4
+        to = queries + (begin * head_dim + (j - begin) * 16) * 4
+        for d in range(0, head_dim, 16):
+            store_f32(to + d * count * 4, load_f32(source + d * 4) * factor)
+        head += 1
+        if head == group:
+            row, head = row + 1, 0
 
 
 @njit(cache=True)
@@ -310,8 +317,13 @@ def _attend_chunk(
                 _dot_keys(NOTHING, pool, count, half, q, this, scores, following, 0)
             for r in range(count):
                 low, high = _visible(read_i32(positions + 4 * (j + r)), window, begin)
+                if low > 0 or high < CHUNK:
+                    hide(scores + r * SCORES_BYTES, low, high)
+            raise_maxima(count, scores, states + j * size, head_dim)
+            for r in range(count):
+                low, high = _visible(read_i32(positions + 4 * (j + r)), window, begin)
                 if low < high:
-                    softmax(scores + r * SCORES_BYTES, low, high, states + (j + r) * size, head_dim)
+                    weigh(scores + r * SCORES_BYTES, states + (j + r) * size)
             # The tokens that all of the tile's rows see are added for all at once, those before and after row by row.
             all_low, all_high = _visible(last, window, begin)[0], _visible(first, window, begin)[1]
             if all_low >= all_high:

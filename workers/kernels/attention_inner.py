@@ -21,7 +21,7 @@ SCORES_BYTES = CHUNK * 4
 # Query vectors and columns (vectors of 16) of the largest register tile. With AVX-512, 6 x 4 accumulators are 24 of 32
 # registers; with AVX2, where a vector is two registers, 6 x 1 are 12 of 16.
 MAX_QUERIES, _MAX_COLUMNS = {"avx512": (6, 4), "avx2": (6, 1), "generic": (2, 1)}[isa_name()]
-_TILE_SIZES = tuple(n for n in (1, 2, 3, 4, 6) if n <= MAX_QUERIES)
+TILE_SIZES = tuple(n for n in (1, 2, 3, 4, 6) if n <= MAX_QUERIES)
 _UNROLL = 2
 
 # What the loops do for the next chunk on the way through this one. Values of the literal `ahead`.
@@ -54,7 +54,7 @@ def dot_keys(
 ) -> Any:
     """scores[r, t] = sum over d of q[r, d] k[d, t], for a chunk's 64 tokens.
 
-    q is float32 [head_dim, num_queries], num_queries a tile_size; scores is float32 [num_queries, 64]. k_addresses
+    q is float32 [head_dim / 16, num_queries, 16], num_queries a tile_size; scores is float32 [num_queries, 64]. k_addresses
     points to four addresses, one for each sub-block of 16 tokens; the rows behind them, one for each d, are k_row_bytes
     apart.
 
@@ -89,12 +89,13 @@ def dot_keys(
                             simd.store(copy + head_dim * SCORES_BYTES, simd.load_f16(next_v_base + d * 32))
 
             def body(d: Value, sums: list[Value]) -> list[Value]:
+                queries = q + (d >> 4) * (64 * count) + (d & 15) * 4
                 for u in range(_UNROLL):
                     look_ahead(d + u, u)
                     row = (d + u) * row_bytes
                     k = [simd.load_f16(base + row) if half else simd.load_f32(base + row) for base in bases]
                     for r in range(count):
-                        weight = simd.load_splat_f32(q + d * (4 * count), 4 * (u * count + r))
+                        weight = simd.load_splat_f32(queries, 64 * r + 4 * u)
                         for c in range(_MAX_COLUMNS):
                             sums[r * _MAX_COLUMNS + c] = simd.fma(weight, k[c], sums[r * _MAX_COLUMNS + c])
                 return sums
@@ -192,7 +193,7 @@ def _for_each_tile_size(simd: Simd, count: Value, is_f16: Value, emit: Callable[
     end = builder.append_basic_block("tile.end")
     case = count * 2 + simd.extend(is_f16, I64)
     switch = builder.switch(case.llvm, end)
-    for size in _TILE_SIZES:
+    for size in TILE_SIZES:
         for half in (False, True):
             block = builder.append_basic_block(f"tile.{size}.{'f16' if half else 'f32'}")
             switch.add_case(simd.i64(2 * size + half).llvm, block)

@@ -7,17 +7,19 @@ sums of weighted values; all float32. Scores are in powers of 2.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import njit, types
 
-from workers.kernels.attention_inner import CHUNK
+from workers.kernels.attention_inner import CHUNK, SCORES_BYTES, SUB_BLOCKS, TILE_SIZES
+from workers.kernels.lanes import each_to_a_lane, lane_of
+from workers.kernels.simd import LANES, Simd, Value
 from workers.kernels.vector import (
+    emits,
     exp2_f32,
     fma,
     lane_numbers,
     load_f32,
     mask_bits,
     max_f32,
-    maximum_f32,
     select_f32,
     splat_f32,
     store_f32,
@@ -36,30 +38,54 @@ def state_bytes(head_dim: int) -> int:
 
 
 @njit(cache=True)
-def softmax(scores: int, low: int, high: int, state: int, head_dim: int) -> None:
-    """Turn a query vector's 64 scores into weights (of those within low … high), and bring its state up to date."""
-    s0, s1, s2, s3 = load_f32(scores), load_f32(scores + 64), load_f32(scores + 128), load_f32(scores + 192)
-    if low > 0 or high < CHUNK:
-        lowest, lanes = splat_f32(_LOWEST), lane_numbers()
-        s0 = select_f32((lanes >= low) & (lanes < high), s0, lowest)
-        s1 = select_f32((lanes >= low - 16) & (lanes < high - 16), s1, lowest)
-        s2 = select_f32((lanes >= low - 32) & (lanes < high - 32), s2, lowest)
-        s3 = select_f32((lanes >= low - 48) & (lanes < high - 48), s3, lowest)
-    before = load_f32(state + _MAXIMUM)
-    top = max_f32(splat_f32(maximum_f32(max_f32(max_f32(s0, s1), max_f32(s2, s3)))), before)
-    p0, p1, p2, p3 = exp2_f32(s0 - top), exp2_f32(s1 - top), exp2_f32(s2 - top), exp2_f32(s3 - top)
+def hide(scores: int, low: int, high: int) -> None:
+    """Of a query vector's 64 scores, make those outside low … high too low to count."""
+    lowest, lanes = splat_f32(_LOWEST), lane_numbers()
+    for c in range(0, CHUNK, 16):
+        is_visible = (lanes >= low - c) & (lanes < high - c)
+        store_f32(scores + 4 * c, select_f32(is_visible, load_f32(scores + 4 * c), lowest))
+
+
+@emits(types.void, *(types.int64,) * 4)
+def raise_maxima(simd: Simd, count: Value, scores: Value, states: Value, head_dim: Value) -> None:
+    """Begin the softmax of a register tile's scores [count, 64]: the maxima of its states hold them, the sums fit these.
+
+    Nothing depends on whether a maximum is new: a branch would be guessed wrong half of the time.
+    """
+    size = head_dim * 4 + VALUES
+
+    def emit(count: int) -> None:
+        rows = [states + size * r for r in range(count)]
+        parts = [[simd.load_f32(scores, r * SCORES_BYTES + 64 * c) for c in range(SUB_BLOCKS)] for r in range(count)]
+        highest = [simd.max(simd.max(a, b), simd.max(c, d)) for a, b, c, d in parts]
+        lanes = each_to_a_lane(simd, highest, simd.max)
+        befores = [simd.load_f32(row, _MAXIMUM) for row in rows]
+        tops = [simd.max(simd.shuffle(lanes, lanes, [lane_of(r)] * LANES), before) for r, before in enumerate(befores)]
+        factors = [simd.exp2(before - top) for before, top in zip(befores, tops, strict=True)]
+        for row, top in zip(rows, tops, strict=True):
+            simd.store(row, top, _MAXIMUM)
+
+        def rescale(d: Value, carried: list[Value]) -> list[Value]:
+            for row, factor in zip(rows, factors, strict=True):
+                simd.store(row + d, simd.load_f32(row + d) * factor)
+            return carried
+
+        simd.loop(_DENOMINATOR, size, 64, [], rescale)
+
+    simd.switch(count, TILE_SIZES, emit)
+
+
+@njit(cache=True, inline="always")
+def weigh(scores: int, state: int) -> None:
+    """End it: turn the scores into weights, and add them to the denominator."""
+    top = load_f32(state + _MAXIMUM)
+    p0, p1 = exp2_f32(load_f32(scores) - top), exp2_f32(load_f32(scores + 64) - top)
+    p2, p3 = exp2_f32(load_f32(scores + 128) - top), exp2_f32(load_f32(scores + 192) - top)
     store_f32(scores, p0)
     store_f32(scores + 64, p1)
     store_f32(scores + 128, p2)
     store_f32(scores + 192, p3)
-    denominator = load_f32(state + _DENOMINATOR)
-    if mask_bits(top > before) != 0:
-        factor = exp2_f32(before - top)
-        denominator = denominator * factor
-        for d in range(VALUES, state_bytes(head_dim), 64):
-            store_f32(state + d, load_f32(state + d) * factor)
-        store_f32(state + _MAXIMUM, top)
-    store_f32(state + _DENOMINATOR, denominator + ((p0 + p1) + (p2 + p3)))
+    store_f32(state + _DENOMINATOR, load_f32(state + _DENOMINATOR) + ((p0 + p1) + (p2 + p3)))
 
 
 @njit(cache=True)
@@ -92,6 +118,6 @@ def write_rows(totals: int, num_vectors: int, group: int, head_dim: int, out: in
     for j in range(num_vectors):
         total = totals + j * state_bytes(head_dim)
         row = out + j // group * out_row_bytes + j % group * head_dim * 4
-        denominator = splat_f32(sum_f32(load_f32(total + _DENOMINATOR)))
+        inverse = splat_f32(np.float32(1.0)) / splat_f32(sum_f32(load_f32(total + _DENOMINATOR)))
         for d in range(0, 4 * head_dim, 64):
-            store_f32(row + d, load_f32(total + VALUES + d) / denominator)
+            store_f32(row + d, load_f32(total + VALUES + d) * inverse)

@@ -10,6 +10,7 @@ from operator import add
 
 from numba import njit, types
 
+from workers.kernels.lanes import each_to_a_lane, lane_of
 from workers.kernels.linear_pack import BLOCK, WTYPE_Q4_0
 from workers.kernels.linear_tiles import (
     ALIGN,
@@ -20,7 +21,7 @@ from workers.kernels.linear_tiles import (
     RECORD_BYTES,
     SCALE,
 )
-from workers.kernels.simd import F32, I8, I32, I64, Simd, Value, isa_name, vector
+from workers.kernels.simd import F32, I8, I32, I64, LANES, Simd, Value, isa_name, vector
 from workers.kernels.vector import F32x16, emits, load_f32
 
 NUM_BLOCKS = 8  # that quantize_blocks takes at once
@@ -49,7 +50,7 @@ def quantize_blocks(simd: Simd, x: Value, record: Value, pair_bytes: Value) -> N
     Sixteen halves are reduced at once, each to the lane of its number: one by one they would wait for themselves.
     """
     halves = range(2 * NUM_BLOCKS)
-    of_half = _each_to_its_lane([simd.abs(simd.load_f32(x, 64 * i)) for i in halves], simd, simd.max)
+    of_half = _each_to_its_lane(simd, [simd.abs(simd.load_f32(x, 64 * i)) for i in halves], simd.max)
     other = [lane ^ 1 for lane in range(16)]
     scale, inverse, finer = _scales(simd, of_half, simd.max(of_half, simd.shuffle(of_half, of_half, other)), MAX_FINER)
     quants = []
@@ -59,7 +60,7 @@ def quantize_blocks(simd: Simd, x: Value, record: Value, pair_bytes: Value) -> N
         simd.store(records[i // 2], simd.truncate(q, vector(I8)), HALF * (i % 2))
         quants.append(q)
     # Numbers of first halves are in even lanes, those of second halves in odd ones.
-    total = _each_to_its_lane(quants, simd, add)
+    total = _each_to_its_lane(simd, quants, add)
     first, second = (
         tuple(simd.shuffle(v, v, [lane // 2 * 2 + half for lane in range(16)]) for v in (scale, total, finer))
         for half in (0, 1)
@@ -145,25 +146,6 @@ def _block_numbers(
     return scale_1, *starts, *aligns, scale_0 * sum_0 + scale_1 * sum_1
 
 
-def _each_to_its_lane(vectors: list[Value], simd: Simd, combine: Callable[[Value, Value], Value]) -> Value:
-    """Lane i: all lanes of vectors[i], combined. 16 vectors of 16 lanes, in 15 steps of two shuffles."""
-
-    def merge(pair: list[Value], first: list[int], second: list[int]) -> Value:
-        a, b = pair
-        return combine(simd.shuffle(a, b, first), simd.shuffle(a, b, second))
-
-    def lanes(*quarters: int) -> list[int]:
-        """Of quarters of 4 lanes, 0 to 3 of the first vector and 4 to 7 of the second."""
-        return [4 * quarter + lane for quarter in quarters for lane in range(4)]
-
-    def within(*places: int) -> list[int]:
-        """Of each quarter four places, 0 to 3 of the first vector and 4 to 7 of the second."""
-        return [4 * quarter + place % 4 + 16 * (place // 4) for quarter in range(4) for place in places]
-
-    groups = []
-    for first in range(4):  # vectors first, first + 4, ...: to quarters 0, 1, ...
-        pairs = vectors[first:8:4], vectors[first + 8 :: 4]
-        halves = [merge(pair, lanes(0, 1, 4, 5), lanes(2, 3, 6, 7)) for pair in pairs]
-        groups.append(merge(halves, lanes(0, 2, 4, 6), lanes(1, 3, 5, 7)))
-    halves = [merge(pair, within(0, 1, 4, 5), within(2, 3, 6, 7)) for pair in (groups[:2], groups[2:])]
-    return merge(halves, within(0, 2, 4, 6), within(1, 3, 5, 7))
+def _each_to_its_lane(simd: Simd, vectors: list[Value], combine: Callable[[Value, Value], Value]) -> Value:
+    """All lanes of vectors[i], combined, in lane i."""
+    return each_to_a_lane(simd, [vectors[lane_of(i)] for i in range(LANES)], combine)
