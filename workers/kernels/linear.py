@@ -64,6 +64,12 @@ def _tile_rows(left: int) -> int:
 
 
 @njit(cache=True)
+def _takes_pairs(num_rows: int) -> bool:
+    """Whether panels are taken by twos: up to 4 rows reading them is all the work, 8 are one tile of one panel."""
+    return len(PAIR_ROWS) > 0 and num_rows > 4 and num_rows not in (7, 8)
+
+
+@njit(cache=True)
 def _pair_rows(left: int) -> int:
     """_tile_rows of two panels; two tiles of 4 rows where one of 6 would leave one of 2."""
     if left in (7, 8):
@@ -82,23 +88,22 @@ def _sums(
     steps = n_in // BLOCK if wtype >= WTYPE_Q4_0 else n_in
     stride = panel_bytes(wtype, n_in)
     end = w + num_panels * stride
-    num_paired = num_panels // 2 * 2 if PAIR_ROWS and num_rows > MAX_TILE_ROWS else 0
+    num_paired = num_panels // 2 * 2 if _takes_pairs(num_rows) else 0
     for panel in range(num_panels):
+        begins = w + panel * stride
         row = 0
         while row < num_rows:
             left = num_rows - row
             at, to = x + row * x_row_bytes, sums + row * SUM_ROW_BYTES + 64 * panel
             if panel >= num_paired:
                 height = _tile_rows(left)
-                register_tile(
-                    height, wtype, w + panel * stride, steps, at, x_row_bytes, left - 1, to, SUM_ROW_BYTES, end,
-                    following,
-                )  # fmt: skip
+                register_tile(height, wtype, begins, steps, at, x_row_bytes, left - 1, to, SUM_ROW_BYTES, end, following)
             elif panel % 2 == 0:
                 height = _pair_rows(left)
-                pair_tile(height, wtype, w + panel * stride, steps, at, x_row_bytes, left - 1, to, SUM_ROW_BYTES)
+                coming = begins + 2 * stride if panel + 2 < num_panels else following
+                pair_tile(height, wtype, begins, steps, at, x_row_bytes, left - 1, to, SUM_ROW_BYTES, coming)
             else:
-                height = left  # the panel before has done it
+                height = left  # done with the panel before
             row += height
 
 

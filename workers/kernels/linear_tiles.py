@@ -90,25 +90,25 @@ def register_tile(
 @intrinsic
 def pair_tile(
     typing_context: Any, num_rows: Any, wtype: Any, panel: Any, steps: Any, x: Any, row_stride: Any, last_row: Any,
-    sums: Any, sums_stride: Any,
+    sums: Any, sums_stride: Any, following: Any,
 ) -> Any:
-    """sums[row, 32] = the weights of two panels times x[row], for num_rows (one of PAIR_ROWS) rows: register_tile's bits.
+    """sums[row, 32] = the weights of two panels times x[row], for num_rows (one of PAIR_ROWS) rows.
 
-    Behind the end of each panel, the one after the next is asked for.
+    As register_tile, whose bits it gives. Behind the two panels, two more are asked for that begin at `following`.
     """
 
     def generate(context: Any, builder: Any, sig: Any, args: Sequence[Any]) -> Any:
         s = Simd(builder)
-        height, kind, panel, *rest = (s.wrap(arg) for arg in args)
+        height, kind, panel, *rest, following = (s.wrap(arg) for arg in args)
 
         def ends(stride: Value) -> list[Panel]:
-            second, third, fourth = (panel + stride * n for n in (1, 2, 3))
-            return [(panel, second, third), (second, third, fourth)]
+            second = panel + stride
+            return [(panel, second, following), (second, second + stride, following + stride)]
 
         _emit_tiles(s, PAIR_ROWS, height, kind, ends, *rest)
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 9), generate
+    return types.void(*(types.int64,) * 10), generate
 
 
 def _emit_tiles(
