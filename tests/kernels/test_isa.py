@@ -12,22 +12,24 @@ import pytest
 
 from pagedserve.config import load_config
 from pagedserve.contract.errors import ConfigError
-from workers.isa import isa_environment, kernel_environment
+from workers.isa import cpu_flags, isa_environment, kernel_environment
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 
 
-def outputs_of(isa: str, folder: Path) -> dict[str, np.ndarray]:
-    """What the probe computes when it is compiled for `isa`."""
+def outputs_of(isa: str, folder: Path, features: str = "") -> dict[str, np.ndarray]:
+    """What the probe computes when it is compiled for `isa` and, as LLVM names them, more features."""
     try:
         isa_environment(isa)
     except ConfigError:
         pytest.skip(f"this machine has no {isa}")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_CPU_")}
     environment |= kernel_environment(isa, Path(load_config().home))
-    file = folder / f"{isa}.npz"
+    if features:
+        environment["NUMBA_CPU_FEATURES"] += f",{features}"
+    file = folder / f"{isa}{features}.npz"
     subprocess.run([sys.executable, "-m", "tests.kernels.isa_probe", str(file)], check=True, cwd=ROOT, env=environment)
     return dict(np.load(file))
 
@@ -37,6 +39,15 @@ def test_avx512_and_avx2_have_the_same_bits(tmp_path: Path) -> None:
     assert (str(wide.pop("isa")), str(narrow.pop("isa"))) == ("avx512", "avx2")
     for name, array in wide.items():
         np.testing.assert_array_equal(array.view(np.int32), narrow[name].view(np.int32), err_msg=name)
+
+
+def test_avx2_has_the_same_bits_with_vnni_of_256_bits(tmp_path: Path) -> None:
+    if "avx_vnni" not in cpu_flags():
+        pytest.skip("this machine has no AVX-VNNI")
+    plain, vnni = outputs_of("avx2", tmp_path), outputs_of("avx2", tmp_path, "+avxvnni")
+    assert (str(plain.pop("isa")), str(vnni.pop("isa"))) == ("avx2", "avx2 with VNNI")
+    for name, array in plain.items():
+        np.testing.assert_array_equal(array.view(np.int32), vnni[name].view(np.int32), err_msg=name)
 
 
 def test_generic_code_differs_by_rounding_only(tmp_path: Path) -> None:

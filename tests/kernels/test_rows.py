@@ -7,7 +7,6 @@ import pytest
 
 from tests import reference
 from workers.kernels import activation, norm
-from workers.kernels.linear_tiles import MAGIC
 from workers.kernels.quantize import act_row_bytes, quantize_row
 from workers.kernels.rope import PAIR_ADJACENT, PAIR_HALVES, rope_head
 

@@ -28,7 +28,16 @@ from workers.kernels.attention_inner import (
     tile_size,
 )
 from workers.kernels.attention_plan import MAX_VECTORS, SPLIT, lowest_visible
-from workers.kernels.attention_state import VALUES, clear_states, hide, merge, raise_maxima, state_bytes, weigh, write_rows
+from workers.kernels.attention_state import (
+    VALUES,
+    clear_states,
+    hide,
+    merge,
+    raise_maxima,
+    state_bytes,
+    weigh,
+    write_rows,
+)
 from workers.kernels.kv import F16_BYTES, KvPool, k_address
 from workers.kernels.simd import isa_name
 from workers.kernels.vector import (

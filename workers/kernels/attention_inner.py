@@ -54,9 +54,9 @@ def dot_keys(
 ) -> Any:
     """scores[r, t] = sum over d of q[r, d] k[d, t], for a chunk's 64 tokens.
 
-    q is float32 [head_dim / 16, num_queries, 16], num_queries a tile_size; scores is float32 [num_queries, 64]. k_addresses
-    points to four addresses, one for each sub-block of 16 tokens; the rows behind them, one for each d, are k_row_bytes
-    apart.
+    q is float32 [head_dim / 16, num_queries, 16], num_queries a tile_size; scores is float32 [num_queries, 64].
+    k_addresses points to four addresses, one for each sub-block of 16 tokens; the rows behind them, one for each d, are
+    k_row_bytes apart.
 
     next_addresses points to the addresses of the next chunk's K, then of its V. COPY writes them, which are float16, to
     next_copies (unless it is 0) as float32 K [4, head_dim, 16] and V [64, head_dim].

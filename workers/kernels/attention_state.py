@@ -48,9 +48,9 @@ def hide(scores: int, low: int, high: int) -> None:
 
 @emits(types.void, *(types.int64,) * 4)
 def raise_maxima(simd: Simd, count: Value, scores: Value, states: Value, head_dim: Value) -> None:
-    """Begin the softmax of a register tile's scores [count, 64]: the maxima of its states hold them, the sums fit these.
+    """Begin the softmax of a register tile's scores [count, 64]: raise its states' maxima to them, the sums to these.
 
-    Nothing depends on whether a maximum is new: a branch would be guessed wrong half of the time.
+    No branch asks whether a maximum is new: it would be guessed wrong half of the time.
     """
     size = head_dim * 4 + VALUES
 
@@ -60,7 +60,8 @@ def raise_maxima(simd: Simd, count: Value, scores: Value, states: Value, head_di
         highest = [simd.max(simd.max(a, b), simd.max(c, d)) for a, b, c, d in parts]
         lanes = each_to_a_lane(simd, highest, simd.max)
         befores = [simd.load_f32(row, _MAXIMUM) for row in rows]
-        tops = [simd.max(simd.shuffle(lanes, lanes, [lane_of(r)] * LANES), before) for r, before in enumerate(befores)]
+        splats = [simd.shuffle(lanes, lanes, [lane_of(r)] * LANES) for r in range(count)]
+        tops = [simd.max(top, before) for top, before in zip(splats, befores, strict=True)]
         factors = [simd.exp2(before - top) for before, top in zip(befores, tops, strict=True)]
         for row, top in zip(rows, tops, strict=True):
             simd.store(row, top, _MAXIMUM)

@@ -17,12 +17,8 @@ def each_to_a_lane(simd: Simd, vectors: list[Value], combine: Callable[[Value, V
     for group in range(4):
         begin = group % num_groups * 4
         members = vectors[begin : begin + 4]
-        a, b, c, d = (members[i % len(members)] for i in range(4))
-        low, high = (_merge(simd, combine, *pair, _quarters(0, 1, 4, 5), _quarters(2, 3, 6, 7)) for pair in ((a, b), (c, d)))
-        groups.append(_merge(simd, combine, low, high, _quarters(0, 2, 4, 6), _quarters(1, 3, 5, 7)))
-    a, b, c, d = groups
-    low, high = (_merge(simd, combine, *pair, _within(0, 1, 4, 5), _within(2, 3, 6, 7)) for pair in ((a, b), (c, d)))
-    return _merge(simd, combine, low, high, _within(0, 2, 4, 6), _within(1, 3, 5, 7))
+        groups.append(_four(simd, [members[i % len(members)] for i in range(4)], combine, _quarters))
+    return _four(simd, groups, combine, _within)
 
 
 def lane_of(i: int) -> int:
@@ -30,10 +26,17 @@ def lane_of(i: int) -> int:
     return i % 4 * 4 + i // 4
 
 
-def _merge(
-    simd: Simd, combine: Callable[[Value, Value], Value], a: Value, b: Value, first: list[int], second: list[int]
+def _four(
+    simd: Simd, vectors: list[Value], combine: Callable[[Value, Value], Value], places: Callable[..., list[int]]
 ) -> Value:
-    return combine(simd.shuffle(a, b, first), simd.shuffle(a, b, second))
+    """Of each of four vectors' quarters, or within each quarter of its places, one: all four, combined."""
+
+    def merge(a: Value, b: Value, first: list[int], second: list[int]) -> Value:
+        return combine(simd.shuffle(a, b, first), simd.shuffle(a, b, second))
+
+    a, b, c, d = vectors
+    low, high = (merge(*pair, places(0, 1, 4, 5), places(2, 3, 6, 7)) for pair in ((a, b), (c, d)))
+    return merge(low, high, places(0, 2, 4, 6), places(1, 3, 5, 7))
 
 
 def _quarters(*quarters: int) -> list[int]:

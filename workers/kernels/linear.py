@@ -65,19 +65,17 @@ def _tile_rows(left: int) -> int:
 
 @njit(cache=True)
 def _takes_pairs(num_rows: int) -> bool:
-    """Whether panels are taken by twos: up to 4 rows reading them is all the work, 8 are one tile of one panel."""
-    return len(PAIR_ROWS) > 0 and num_rows > 4 and num_rows not in (7, 8)
+    """Whether panels are taken by twos. Up to 4 rows, reading them is all the work; 8 are one tile of one panel."""
+    return num_rows > 4 and num_rows not in (7, 8)
 
 
 @njit(cache=True)
 def _pair_rows(left: int) -> int:
     """_tile_rows of two panels; two tiles of 4 rows where one of 6 would leave one of 2."""
-    if left in (7, 8):
-        return 4
     for num_rows in PAIR_ROWS:
         if num_rows >= left:
             return num_rows
-    return PAIR_ROWS[-1]
+    return 4 if 4 in PAIR_ROWS and left in (7, 8) else PAIR_ROWS[-1]
 
 
 @njit(cache=True)
@@ -97,7 +95,9 @@ def _sums(
             at, to = x + row * x_row_bytes, sums + row * SUM_ROW_BYTES + 64 * panel
             if panel >= num_paired:
                 height = _tile_rows(left)
-                register_tile(height, wtype, begins, steps, at, x_row_bytes, left - 1, to, SUM_ROW_BYTES, end, following)
+                register_tile(
+                    height, wtype, begins, steps, at, x_row_bytes, left - 1, to, SUM_ROW_BYTES, end, following
+                )
             elif panel % 2 == 0:
                 height = _pair_rows(left)
                 coming = begins + 2 * stride if panel + 2 < num_panels else following

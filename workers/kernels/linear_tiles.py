@@ -31,13 +31,13 @@ from workers.kernels.simd import F32, I8, I32, Simd, Value, isa_name, vector
 #     START, _8, _128   int32, the bits of 1.5 * 2^(23 + k), less 0, 8 or 128 times the sum of the first half's q
 #     ALIGN, _8, _128   float32, 1.5 * 2^23 - 1.5 * 2^(23 + k), less 0, 8 or 128 times the sum of the second half's q
 #     SCALED_SUM   float32, the sum of scale * q
-# 0, 8 and 128 are the zero points of Q4_1, Q4_0 and Q8_0. A dot product begins at START, in a float whose last place is
-# 2^k: with the first half's products added to its bits it is 1.5 * 2^(23 + k) + 2^k * dot. ALIGN makes 1.5 * 2^23 + 2^k *
-# dot of it, rounded to an integer: the first half's dot in the scale of the second, whose products are then added.
+# 0, 8 and 128 are the zero points of Q4_1, Q4_0 and Q8_0. A dot product begins at START, the bits of a float whose last
+# place is 2^k. With the first half's products added to them it is 1.5 * 2^(23 + k) + 2^k * dot; with ALIGN it becomes
+# 1.5 * 2^23 + 2^k * dot, rounded to an integer: the first half's dot in the scale of the second, whose products follow.
 RECORD_BYTES = 64
 SCALE, START, START_8, START_128, ALIGN, ALIGN_8, ALIGN_128, SCALED_SUM = range(32, RECORD_BYTES, 4)
 HALF = BLOCK // 2  # inputs that share a scale: in a block with an outlier, only half of its neighbours become coarse
-MAX_FINER = 3  # a half's scale is at most 2^3 times finer than the other's, so that Q8_0's dot stays below 2^22
+MAX_FINER = 3  # so that Q8_0's dot, 2^3 * 16 * 128 * 127 and what the second half adds, stays below 2^22
 
 # An int32 that starts at the bits of the float 1.5 * 2^23 and stays within 2^22 of them is, read as a float, 1.5 * 2^23
 # plus what was added. One fused multiply-add then gives d * dot, rounded once: -1.5 * 2^23 * d is exact, since d is a
@@ -45,10 +45,10 @@ MAX_FINER = 3  # a half's scale is at most 2^3 times finer than the other's, so 
 MAGIC, MAGIC_FLOAT = 0x4B400000, 12582912.0
 
 # Heights of register tiles of one panel and of two. A row and panel needs an integer and a float32 accumulator: 32
-# registers of 16 lanes hold 12 of them. Two panels share the loads of inputs, which are what one panel waits for.
+# registers of 16 lanes hold 12 of them. Two panels share the loads of inputs, which one panel waits for.
 TILE_ROWS = (1, 2, 4, 8, 12) if isa_name() == "avx512" else (1, 2, 3, 4)
 MAX_TILE_ROWS = TILE_ROWS[-1]
-PAIR_ROWS = (2, 4, 6) if isa_name() == "avx512" else ()
+PAIR_ROWS = (2, 4, 6) if isa_name() == "avx512" else (1, 2)
 ALL_WTYPES = (WTYPE_F32, WTYPE_F16, WTYPE_BF16, WTYPE_Q4_0, WTYPE_Q4_1, WTYPE_Q8_0)
 
 # Shared memory has no huge pages, so the hardware's prefetcher stops at every 4 KB of the one stream that weights are.
@@ -156,7 +156,8 @@ def _quantized_step(s: Simd, wtype: int) -> tuple[int, Step]:
         def add_half(dots: list[Value], half: int) -> list[Value]:
             for k in range(half * HALF, (half + 1) * HALF, 4):
                 weights = [_quants(s, wtype, stream, k // 4) for stream in streams] * len(records)
-                dots = [_dot(s, wtype, *values) for values in zip(dots, weights, splats(s.load_splat_i32, k), strict=True)]
+                inputs = splats(s.load_splat_i32, k)
+                dots = [_dot(s, wtype, *values) for values in zip(dots, weights, inputs, strict=True)]
             return dots
 
         dots = add_half(splats(s.load_splat_i32, START + zero), 0)
