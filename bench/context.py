@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.cost import Cost, model_cost
-from bench.peaks import Peaks, measure_peaks
+from bench.peaks import PeakMeter, Peaks
 from bench.report import number
 from bench.serving import Options, run_workloads
 from bench.team import Team
@@ -30,7 +30,7 @@ def run_context(
     config: Config, lengths: Sequence[int], num_cores: int, options: Options, console: Console
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Measure the peaks, then one workload for each length; the setup holds the slopes, measured and predicted."""
-    peaks = measure_peaks(Team(num_cores))
+    peaks = PeakMeter(Team(num_cores)).measure()
     path = fetch_if_missing(config.model, config.models_dir, console.print)
     cost = model_cost(str(path), config.compute, config.quantize)
     workloads = [Workload(f"context {n}", 1, NUM_PROMPTS, n - OUTPUT_LEN, OUTPUT_LEN) for n in lengths]

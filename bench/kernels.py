@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench import attention, linear
-from bench.peaks import Peaks, measure_peaks
+from bench.peaks import PeakMeter, Peaks
 from bench.report import number
 from bench.team import Team
 from workers.kernels.linear_pack import is_quantized, native_wtype
@@ -27,27 +27,35 @@ Result = dict[str, Any]
 
 
 def run_kernels(num_cores: int, console: Console) -> tuple[dict[str, Any], list[Result]]:
-    """Measure everything; the setup with the peaks, and a result for each kernel, shape and variant."""
+    """Measure everything; the setup with the peaks, memory's best, and a result for each kernel, shape and variant."""
     team = Team(num_cores)
+    meter = PeakMeter(team)
     decode = [attention.Shape(context, batch) for context in CONTEXTS for batch in BATCHES]
     prefill = [attention.Shape(context, 1, min(context, PREFILL_LEN)) for context in CONTEXTS]
     results: list[Result] = []
     with Progress(console=console, refresh_per_second=2, transient=True) as progress:
         task = progress.add_task("peaks", total=1 + len(decode) + len(prefill) + len(linear.TYPES))
-        peaks = measure_peaks(team)
+        peaks = best = meter.measure()
+
+        def memory_now() -> Peaks:
+            nonlocal best
+            now = meter.measure_memory(peaks)
+            best = max(best, now, key=lambda p: p.read_gbytes_per_s)
+            return now
+
         progress.advance(task)
         for shape in (*decode, *prefill):
             progress.update(task, description=f"attention, context {shape.context}, batch {shape.batch}")
-            results += _attention_results(shape, attention.measure(shape, team), peaks)
+            results += _attention_results(shape, memory_now(), attention.measure(shape, team))
             progress.advance(task)
         for kind in linear.TYPES:
             progress.update(task, description=f"linear, {kind.name}")
-            layer = linear.packed_layer(kind)
+            layer, now = linear.packed_layer(kind), memory_now()
             for rows in linear.ROWS:
                 shape_ = linear.Shape(kind, rows)
-                results.append(_linear_result(shape_, layer.nbytes, linear.measure(shape_, layer, team), peaks))
+                results.append(_linear_result(shape_, now, layer.nbytes, linear.measure(shape_, layer, team)))
             progress.advance(task)
-    return {"isa": isa_name(), "peaks": asdict(peaks)}, results
+    return {"isa": isa_name(), "peaks": asdict(best)}, results
 
 
 def print_kernels(console: Console, setup: Mapping[str, Any], results: Sequence[Result]) -> None:
@@ -55,8 +63,8 @@ def print_kernels(console: Console, setup: Mapping[str, Any], results: Sequence[
     peaks = setup["peaks"]
     console.print(
         f"{setup['isa']}, {peaks['cores']} cores: {peaks['int8_gops']:.0f} GOP/s int8 dot products, "
-        f"{peaks['float32_gflops']:.0f} GFLOP/s float32, {peaks['read_gbytes_per_s']:.1f} GB/s read, "
-        f"{peaks['read_pages_gbytes_per_s']:.1f} GB/s in scattered pages of 4 KB"
+        f"{peaks['float32_gflops']:.0f} GFLOP/s float32; at best {peaks['read_gbytes_per_s']:.1f} GB/s read, "
+        f"{peaks['read_pages_gbytes_per_s']:.1f} GB/s in pages of 4 KB; shares: of what was read just before"
     )
     console.print(
         f"attention: {attention.NUM_HEADS} heads of {attention.HEAD_DIM}, {attention.NUM_KV_HEADS} for keys and "
@@ -82,7 +90,7 @@ def print_kernels(console: Console, setup: Mapping[str, Any], results: Sequence[
         console.print(table)
 
 
-def _attention_results(shape: attention.Shape, seconds: Mapping[str, float], peaks: Peaks) -> list[Result]:
+def _attention_results(shape: attention.Shape, peaks: Peaks, seconds: Mapping[str, float]) -> list[Result]:
     kind = "decode" if shape.query_len == 1 else "prefill"
     return [
         {
@@ -96,7 +104,7 @@ def _attention_results(shape: attention.Shape, seconds: Mapping[str, float], pea
     ]
 
 
-def _linear_result(shape: linear.Shape, weight_bytes: int, seconds: float, peaks: Peaks) -> Result:
+def _linear_result(shape: linear.Shape, peaks: Peaks, weight_bytes: int, seconds: float) -> Result:
     wtype = native_wtype(shape.type)
     assert wtype is not None
     arithmetic = peaks.int8_gops if is_quantized(wtype) else peaks.float32_gflops
@@ -111,7 +119,7 @@ def _linear_result(shape: linear.Shape, weight_bytes: int, seconds: float, peaks
 
 
 def _figures(num_bytes: int, num_operations: int, seconds: float, peaks: Peaks, arithmetic: float) -> Result:
-    """Speeds and their shares of the peaks; `roof` is which of the two limits a kernel of this shape."""
+    """Speeds and their shares of the peaks, memory's as just measured; `roof` is which of the two limits the shape."""
     gbytes_per_s, gops_per_s = num_bytes / seconds / 1e9, num_operations / seconds / 1e9
     intensity = num_operations / num_bytes
     return {
@@ -119,6 +127,8 @@ def _figures(num_bytes: int, num_operations: int, seconds: float, peaks: Peaks, 
         "gbytes_per_s": gbytes_per_s,
         "gops_per_s": gops_per_s,
         "operations_per_byte": intensity,
+        "read_gbytes_per_s": peaks.read_gbytes_per_s,
+        "read_pages_gbytes_per_s": peaks.read_pages_gbytes_per_s,
         "share_of_read": gbytes_per_s / peaks.read_gbytes_per_s,
         "share_of_arithmetic": gops_per_s / arithmetic,
         "roof": "memory" if intensity * peaks.read_gbytes_per_s < arithmetic else "arithmetic",

@@ -6,9 +6,11 @@ Holds what a run needs and nothing that outlives it: addresses, work buffers, th
 from __future__ import annotations
 
 import itertools
+import mmap
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pagedserve.contract import segments
 from pagedserve.contract.errors import ProtocolError
@@ -40,8 +42,8 @@ class Forward:
             2 if setup.pool_dtype == "float16" else 4,
         )
         self._worker_id = setup.worker_id
-        self._private = np.zeros(private_bytes(spec) + 64, dtype=np.uint8)
-        builder = ProgramBuilder(setup, weights, arena, int(self._private.ctypes.data) + 63 & -64)
+        self._private = _aligned_bytes(private_bytes(spec))
+        builder = ProgramBuilder(setup, weights, arena, int(self._private.ctypes.data))
         builder.body()
         self._num_body = len(builder.ops)
         builder.tail()
@@ -49,7 +51,7 @@ class Forward:
         self._ops = np.array(builder.ops, dtype=np.int64)
         self._numbers = np.array(builder.numbers, dtype=np.float64)
         work_bytes = max(attention_work_bytes(spec.head_dim), sample_work_bytes(spec.vocab_size))
-        self._work = np.zeros(work_bytes, dtype=np.uint8)
+        self._work = _aligned_bytes(work_bytes)
         self._work_address = int(self._work.ctypes.data)
         self._scratch = arena.address("attention_scratch")
         group = spec.num_heads // spec.num_kv_heads
@@ -105,3 +107,10 @@ class Forward:
         if self._step[st.MAX_NUM_LOGPROBS] >= 0:
             columns |= self._arena.logprobs(np.frombuffer(plan.rows, dtype=SAMPLE_ROW)["num_logprobs"])
         return columns
+
+
+def _aligned_bytes(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Zeros that begin at a page: a vector across two cache lines is read and written as two."""
+    array = np.zeros(num_bytes + mmap.PAGESIZE, dtype=np.uint8)
+    begin = -array.ctypes.data % mmap.PAGESIZE
+    return array[begin : begin + num_bytes]
