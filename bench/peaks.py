@@ -1,7 +1,7 @@
 """What this machine can do at most: int8 dot products and float32 multiply-adds from registers, reading memory.
 
-Every share of a peak in the benchmark's tables is one of these, measured in the same run on the same cores: those of
-memory just before, since memory that others use too changes within minutes.
+Every share of a peak in the benchmark's tables is one of these, measured in the same run on the same cores: memory's
+before each shape of attention and each type of weights, since memory that others use too changes within minutes.
 """
 
 from __future__ import annotations

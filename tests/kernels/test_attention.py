@@ -122,6 +122,24 @@ def test_splitting_a_context_over_items_changes_no_bit(window: int, query_len: i
         assert_same_bits(split, whole)
 
 
+def test_a_query_that_is_not_a_number_gives_none_whole_and_split() -> None:
+    paged = Paged(Shape(), [1500])
+    paged.q[0][-1] = np.nan
+    for max_states in (0, None):
+        assert np.isnan(paged.attend([1], max_states=max_states)[0]).all()
+
+
+def test_splitting_a_context_does_not_change_the_sign_of_zero() -> None:
+    paged = Paged(Shape(num_heads=2, num_kv_heads=2), [1500])
+    paged.q[0][:], paged.k[0][:], paged.v[0][:] = 0, 0, -0.0
+    paged.q[0][..., 0] = 100
+    paged.k[0][::256, :, 0], paged.v[0][::256] = -100, -(2.0**-24)  # each split's first: their product underflows
+    for t in range(1500):
+        paged.write(0, t)
+    [whole], [split] = paged.attend([1], max_states=0), paged.attend([1])
+    np.testing.assert_array_equal(whole.view(np.int32), split.view(np.int32))
+
+
 @pytest.mark.parametrize("window", [0, 90])
 def test_block_sizes_have_the_same_bits(window: int) -> None:
     shapes = [dataclasses.replace(BASE, block_size=size, window=window) for size in (16, 32, 48, 64, 128)]

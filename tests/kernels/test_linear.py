@@ -124,7 +124,7 @@ def test_float_layers_take_any_number_of_inputs(name: str, n_in: int) -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_bits_of_a_row_do_not_depend_on_the_batch(name: str) -> None:
-    rows, n_out, n_in = PASS_ROWS + 7, 88, 1120
+    rows, n_out, n_in = PASS_ROWS + 7, 72, 1120
     rng = np.random.default_rng(1)
     wtype, w = packed(file_bytes(rng, name, n_out, n_in), name, n_out, n_in)
     x = outliers(rng, rows, n_in)
@@ -162,8 +162,9 @@ def test_dot_products_of_extreme_quants_are_exact(name: str) -> None:
     wtype, w = packed(data, name, n_out, n_in)
     weights = reference.dequantize(data, name, n_out, n_in)
     for sign in (1, -1):
-        x = np.full((3, n_in), 127 * sign, dtype=np.float32)
-        np.testing.assert_array_equal(run(wtype, w, x, n_out), x.astype(np.float64) @ weights.T.astype(np.float64))
+        for first, second in ((1, 1), (8, 1), (1, 8)):  # of the halves' scales
+            x = np.resize(np.repeat(np.float32([127 * sign * first, 127 * sign * second]), 16), (3, n_in))
+            np.testing.assert_array_equal(run(wtype, w, x, n_out), x.astype(np.float64) @ weights.T.astype(np.float64))
 
 
 @pytest.mark.parametrize("name", ["F32", "Q4_0", "Q4_1", "Q8_0"])
@@ -267,7 +268,8 @@ end = start + pages * mmap.PAGESIZE
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.mprotect(ctypes.c_void_p(end), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
 for name in t.TYPES:
-    wtype, w = t.packed(t.file_bytes(rng, name, 16, 64), name, 16, 64)
+    n_out = 48  # two panels, and one
+    wtype, w = t.packed(t.file_bytes(rng, name, n_out, 64), name, n_out, 64)
     for place in (0, 1):  # of the weights, of the activations
         for rows in range(1, 14):
             act = t.activations(rng.standard_normal((rows, 64)).astype(np.float32), wtype).view(np.uint8)
@@ -276,10 +278,10 @@ for name in t.TYPES:
             ctypes.memmove(at, data.ctypes.data, data.nbytes)
             addresses = [w.ctypes.data, act.ctypes.data]
             addresses[place] = at
-            out = np.zeros((rows, 16), np.float32)
+            out = np.zeros((rows, n_out), np.float32)
             t.linear_tile(
-                wtype, addresses[0], 64, 0, 1, addresses[1], t.act_row_bytes(wtype, 64), 0, rows,
-                out.ctypes.data, 16, 16, 0, 0, 1,
+                wtype, addresses[0], 64, 0, 3, addresses[1], t.act_row_bytes(wtype, 64), 0, rows,
+                out.ctypes.data, n_out, n_out, 0, 0, 1,
             )
 """
 

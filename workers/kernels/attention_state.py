@@ -115,10 +115,16 @@ def merge(total: int, state: int, head_dim: int) -> None:
 
 @njit(cache=True)
 def write_rows(totals: int, num_vectors: int, group: int, head_dim: int, out: int, out_row_bytes: int) -> None:
-    """Weighted values over denominators, as float32 rows of the batch."""
+    """Weighted values over denominators, as float32 rows of the batch; NaN where all scores were.
+
+    The bits are those of states that `merge` has put together: there, a state that saw nothing adds nothing, and no
+    zero is negative.
+    """
+    zero, nan = splat_f32(np.float32(0.0)), splat_f32(np.float32(np.nan))
     for j in range(num_vectors):
         total = totals + j * state_bytes(head_dim)
         row = out + j // group * out_row_bytes + j % group * head_dim * 4
         inverse = splat_f32(np.float32(1.0)) / splat_f32(sum_f32(load_f32(total + _DENOMINATOR)))
+        inverse = select_f32(load_f32(total + _MAXIMUM) > _LOWEST, inverse, nan)
         for d in range(0, 4 * head_dim, 64):
-            store_f32(row + d, load_f32(total + VALUES + d) * inverse)
+            store_f32(row + d, (load_f32(total + VALUES + d) + zero) * inverse)

@@ -24,6 +24,7 @@ from workers.kernels.linear_tiles import (
 from workers.kernels.simd import F32, I8, I32, I64, LANES, Simd, Value, isa_name, vector
 from workers.kernels.vector import F32x16, emits, load_f32
 
+TINIEST = 2.0**-100  # 8 * 127 divided by this is finite
 NUM_BLOCKS = 8  # that quantize_blocks takes at once
 QUANTIZES_MANY = isa_name() == "avx512"  # elsewhere its many vectors find no registers
 
@@ -38,7 +39,7 @@ def quantize_block(simd: Simd, record: Value, a: Value, b: Value) -> None:
     """Write the record of 32 numbers: q = x / scale to nearest, ties to even, with a scale for each half.
 
     The block's scale is max |x| / 127. A half's is that or, where its own largest number allows, 2, 4 or 8 times less.
-    Infinities and NaN give an unspecified record.
+    Below TINIEST a block counts as zeros. Infinities and NaN give an unspecified record.
     """
     _emit_record(simd, record, (a, b))
 
@@ -51,19 +52,19 @@ def quantize_blocks(simd: Simd, x: Value, record: Value, pair_bytes: Value) -> N
     """
     halves = range(2 * NUM_BLOCKS)
     of_half = _each_to_its_lane(simd, [simd.abs(simd.load_f32(x, 64 * i)) for i in halves], simd.max)
-    other = [lane ^ 1 for lane in range(16)]
-    scale, inverse, finer = _scales(simd, of_half, simd.max(of_half, simd.shuffle(of_half, of_half, other)), MAX_FINER)
+    # Numbers of first halves are in even lanes, those of second halves in odd ones.
+    first_lanes, second_lanes = ([lane // 2 * 2 + half for lane in range(LANES)] for half in (0, 1))
+    of_block = simd.max(*(simd.shuffle(of_half, of_half, lanes) for lanes in (first_lanes, second_lanes)))
+    scale, inverse, finer = _scales(simd, of_half, of_block, MAX_FINER)
     quants = []
     records = [record + pair_bytes * pair + RECORD_BYTES * i for pair in range(NUM_BLOCKS // 2) for i in range(2)]
     for i in halves:
         q = simd.round_to_i32(simd.load_f32(x, 64 * i) * simd.shuffle(inverse, inverse, [i] * 16))
         simd.store(records[i // 2], simd.truncate(q, vector(I8)), HALF * (i % 2))
         quants.append(q)
-    # Numbers of first halves are in even lanes, those of second halves in odd ones.
     total = _each_to_its_lane(simd, quants, add)
     first, second = (
-        tuple(simd.shuffle(v, v, [lane // 2 * 2 + half for lane in range(16)]) for v in (scale, total, finer))
-        for half in (0, 1)
+        tuple(simd.shuffle(v, v, lanes) for v in (scale, total, finer)) for lanes in (first_lanes, second_lanes)
     )
     is_odd = (simd.lane_numbers() & 1) > 0
     words = [simd.bitcast(v, vector(I32)) for v in _block_numbers(simd, first, second)]
@@ -128,7 +129,7 @@ def _scales(simd: Simd, of_half: Value, of_block: Value, max_finer: int) -> tupl
     integer = vector(I32) if of_half.type == vector(F32) else I32
     distance = (simd.bitcast(of_block, integer) - simd.bitcast(of_half, integer)) >> 23
     finer = simd.min(distance, simd.constant(integer, max_finer))
-    inverse = simd.select(of_block > 0.0, 127.0 / of_block, simd.constant(of_block.type, 0.0))
+    inverse = simd.select(of_block >= TINIEST, 127.0 / of_block, simd.constant(of_block.type, 0.0))
     powers = [simd.bitcast((n + 127) << 23, of_block.type) for n in (0 - finer, finer)]
     return of_block / 127.0 * powers[0], inverse * powers[1], finer
 
