@@ -52,7 +52,7 @@ def quantize_rows(x: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
     of_half = np.abs(halves).max(axis=-1)
     of_block = of_half.max(axis=-1, keepdims=True)
     finer = sum((of_half <= of_block / np.float32(2**n)).astype(np.float32) for n in (1, 2, 3))
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         inverse = np.where(of_block >= 2.0**-100, np.float32(127) / of_block, np.float32(0))
     q = np.rint(halves * (inverse * 2**finer)[..., None]).astype(np.int8)
     return q, (of_block / np.float32(127) / 2**finer).astype(np.float32)
