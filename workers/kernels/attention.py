@@ -43,6 +43,7 @@ from workers.kernels.simd import isa_name
 from workers.kernels.vector import (
     load_f16,
     load_f32,
+    prefetch_l1,
     read_i32,
     read_i64,
     splat_f32,
@@ -312,7 +313,7 @@ def _attend_chunk(
     """One step of the online softmax, for all query vectors: a chunk's scores, weights and weighted values."""
     head_dim = pool.head_dim
     size = state_bytes(head_dim)
-    v, next_v = this + _V, following + _V
+    v = this + _V
     is_first = True  # who looks ahead, for all
     j = 0
     while j < num_vectors:
@@ -328,6 +329,8 @@ def _attend_chunk(
                 low, high = _visible(read_i32(positions + 4 * (j + r)), window, begin)
                 if low > 0 or high < CHUNK:
                     hide(scores + r * SCORES_BYTES, low, high)
+            if is_first and half and ahead == PREFETCH:
+                _ask_for_values(following, head_dim)  # a softmax leaves memory idle
             raise_maxima(count, scores, states + j * size, head_dim)
             for r in range(count):
                 low, high = _visible(read_i32(positions + 4 * (j + r)), window, begin)
@@ -341,20 +344,29 @@ def _attend_chunk(
                 low, high = _visible(read_i32(positions + 4 * (j + r)), window, begin)
                 weights, state = scores + r * SCORES_BYTES, states + (j + r) * size
                 if low < min(high, all_low):
-                    _add_values(NOTHING, 1, half, weights, v, next_v, head_dim, low, min(high, all_low), state)
+                    _add_values(NOTHING, 1, half, weights, v, following, pool, low, min(high, all_low), state)
             if all_low < all_high:
                 state = states + j * size
                 if is_first:
-                    _add_values(ahead, count, half, scores, v, next_v, head_dim, all_low, all_high, state)
+                    _add_values(ahead, count, half, scores, v, following, pool, all_low, all_high, state)
                 else:
-                    _add_values(NOTHING, count, half, scores, v, next_v, head_dim, all_low, all_high, state)
+                    _add_values(NOTHING, count, half, scores, v, following, pool, all_low, all_high, state)
             for r in range(count):
                 low, high = _visible(read_i32(positions + 4 * (j + r)), window, begin)
                 weights, state = scores + r * SCORES_BYTES, states + (j + r) * size
                 if max(low, all_high) < high:
-                    _add_values(NOTHING, 1, half, weights, v, next_v, head_dim, max(low, all_high), high, state)
+                    _add_values(NOTHING, 1, half, weights, v, following, pool, max(low, all_high), high, state)
             is_first = False
         j += count
+
+
+@njit(cache=True)
+def _ask_for_values(following: int, head_dim: int) -> None:
+    """Ask for the next chunk's V, of float16."""
+    for c in range(SUB_BLOCKS):
+        v = read_i64(following + _V + 8 * c)
+        for line in range(v, v + 16 * head_dim * F16_BYTES, 64):
+            prefetch_l1(line)
 
 
 @njit(cache=True)
@@ -382,11 +394,13 @@ def _add_values(
     half: bool,
     weights: int,
     v: int,
-    next_v: int,
-    head_dim: int,
+    following: int,
+    pool: KvPool,
     begin: int,
     end: int,
     state: int,
 ) -> None:
-    sums, sums_row_bytes = state + VALUES, state_bytes(head_dim)
-    add_values(literally(ahead), count, half, weights, v, next_v, head_dim, begin, end, sums, sums_row_bytes)
+    sums, sums_row_bytes, row_bytes = state + VALUES, state_bytes(pool.head_dim), pool.block_size * pool.element_bytes
+    add_values(
+        literally(ahead), count, half, weights, v, following, row_bytes, pool.head_dim, begin, end, sums, sums_row_bytes
+    )

@@ -26,7 +26,7 @@ _UNROLL = 2
 
 # What the loops do for the next chunk on the way through this one. Values of the literal `ahead`.
 NOTHING = 0
-PREFETCH = 1  # ask for its cache lines (of float16 pools)
+PREFETCH = 1  # ask for its cache lines (of float16 pools), each twice: what finds all miss buffers busy is dropped
 COPY = 2  # double buffering: convert it to float32 in the other one of two buffers
 
 
@@ -123,7 +123,8 @@ def add_values(
     is_f16: Any,
     weights: Any,
     v_addresses: Any,
-    next_v_addresses: Any,
+    next_addresses: Any,
+    next_row_bytes: Any,
     head_dim: Any,
     token_begin: Any,
     token_end: Any,
@@ -133,16 +134,29 @@ def add_values(
     """sums[r, d] += weights[r, t] v[t, d] for tokens token_begin to token_end of a chunk, in this order.
 
     weights is float32 [num_queries, 64]; v_addresses points to four addresses, each of a sub-block [16, head_dim];
-    sums is float32, its rows sums_row_bytes apart. num_queries as in dot_keys.
+    sums is float32, its rows sums_row_bytes apart. num_queries, next_addresses and next_row_bytes as in dot_keys.
     """
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         simd = Simd(builder)
-        count, is_f16, weights, v_at, next_at, head_dim, begin, end, out, out_row_bytes = map(simd.wrap, args[1:])
+        count, is_f16, weights, v_at, next_at, next_row_bytes, head_dim, begin, end, *sums = map(simd.wrap, args[1:])
+        out, out_row_bytes = sums
 
         def emit(count: int, half: bool) -> None:
             element_bytes = 2 if half else 4
             row_bytes = head_dim * element_bytes
+
+            def look_ahead(t: Value, d: Value, place: Value, width: int) -> None:
+                v = simd.load(next_at + (t >> 4) * 8, I64, 8 * SUB_BLOCKS) + place
+                for line in range(0, width * 16 * element_bytes, 64):
+                    simd.prefetch(v, line)
+                if width == SUB_BLOCKS:  # 64 tokens meet 64 rows of K: four of a sub-block's each
+                    k = simd.load(next_at + (t >> 4) * 8, I64) + (d + (t & 15) * 4) * next_row_bytes
+                    for i in (0, 2):
+                        simd.prefetch(k + next_row_bytes * i)
+                    with builder.if_then((next_row_bytes > 32).llvm):  # else two rows share a cache line
+                        for i in (1, 3):
+                            simd.prefetch(k + next_row_bytes * i)
 
             def columns(d: Value, width: int) -> None:
                 rows = [out + out_row_bytes * r + d * 4 for r in range(count)]
@@ -152,9 +166,7 @@ def add_values(
                     place = (t & 15) * row_bytes + column
                     row = simd.load(v_at + (t >> 4) * 8, I64) + place
                     if half and ahead.literal_value == PREFETCH:
-                        coming = simd.load(next_at + (t >> 4) * 8, I64) + place
-                        for line in range(0, width * 16 * element_bytes, 64):
-                            simd.prefetch(coming, line)
+                        look_ahead(t, d, place, width)
                     v = [(simd.load_f16 if half else simd.load_f32)(row, c * 16 * element_bytes) for c in range(width)]
                     for r in range(count):
                         weight = simd.load_splat_f32(weights + t * 4, r * SCORES_BYTES)
@@ -184,7 +196,7 @@ def add_values(
         _for_each_tile_size(simd, count, is_f16, emit)
         return context.get_dummy_value()
 
-    return types.void(ahead, types.int64, types.boolean, *(types.int64,) * 8), generate
+    return types.void(ahead, types.int64, types.boolean, *(types.int64,) * 9), generate
 
 
 def _for_each_tile_size(simd: Simd, count: Value, is_f16: Value, emit: Callable[[int, bool], None]) -> None:

@@ -278,6 +278,12 @@ def prefetch(simd: Simd, address: Value) -> None:
     simd.prefetch(address, 0, 2)
 
 
+@emits(types.void, _address)
+def prefetch_l1(simd: Simd, address: Value) -> None:
+    """Ask for a cache line, as far as the first-level cache."""
+    simd.prefetch(address)
+
+
 @emits(types.void)
 def pause(simd: Simd) -> None:
     """In a spin loop: rest the core for a moment."""
