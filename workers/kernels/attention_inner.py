@@ -26,7 +26,9 @@ _UNROLL = 2
 
 # What the loops do for the next chunk on the way through this one. Values of the literal `ahead`.
 NOTHING = 0
-PREFETCH = 1  # ask for its cache lines (of float16 pools), each twice: what finds all miss buffers busy is dropped
+# Ask for its cache lines (of float16 pools). V's, and with AVX-512 K's too, are asked for twice: a processor forgets
+# what it is asked for while all its miss buffers are busy.
+PREFETCH = 1
 COPY = 2  # double buffering: convert it to float32 in the other one of two buffers
 
 
