@@ -26,8 +26,8 @@ _UNROLL = 2
 
 # What the loops do for the next chunk on the way through this one. Values of the literal `ahead`.
 NOTHING = 0
-# Ask for its cache lines (of float16 pools). V's, and with AVX-512 K's too, are asked for twice: a processor forgets
-# what it is asked for while all its miss buffers are busy.
+# Ask for its cache lines (of float16 pools). V's, and with AVX-512 K's too, are asked for twice, which was measured
+# to be quicker: a processor seems to forget what it is asked for while all its miss buffers are busy.
 PREFETCH = 1
 COPY = 2  # double buffering: convert it to float32 in the other one of two buffers
 
